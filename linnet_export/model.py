@@ -1,0 +1,394 @@
+"""Opens any source and says what it is: a `Model`, with everything checked and no weight read.
+
+    model = open_model(Path("phi-3-mini-4k-instruct"), bind={"Layers": 2})
+
+A Linnet card brings its weights beside it, from `weights`, or from Hugging Face's own cache; a Hugging Face
+checkpoint directory is its own. Every problem with names, shapes, types and configuration comes in one error.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from linnet_export import card as cards
+from linnet_export import checkpoint, dtypes, hf_config, phi3, text, tokenizer_files
+from linnet_export.errors import InputError, Problems
+from linnet_export.plan import Source
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a model came from, as far as it says so."""
+
+    repo: str | None = None
+    revision: str | None = None
+    title: str | None = None
+    license: str | None = None
+    tags: tuple[str, ...] = ()
+    links: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A source that was opened and found whole.
+
+    `tensors` has every Linnet path of the architecture, in its order. `dtype` is the type of the matrices, None
+    where they differ. `eos` is the union of what the configurations and the tokenizer say.
+    """
+
+    name: str
+    form: str  # "Linnet card" or "Hugging Face checkpoint"
+    directory: Path
+    weights: Path
+    config: phi3.Config
+    tensors: Mapping[str, Source]
+    dtype: dtypes.Dtype | None
+    bos: int | None
+    eos: tuple[int, ...]
+    pad: int | None
+    tokenizer: tokenizer_files.TokenizerFiles | None
+    hf_config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    provenance: Provenance
+    notes: tuple[str, ...]
+
+    def with_name(self, name: str) -> "Model":
+        return replace(self, name=name)
+
+
+def open_model(
+    model: str | Path,
+    *,
+    weights: str | Path | None = None,
+    bindings: str | Path | None = None,
+    bind: Mapping[str, int | str] | None = None,
+    tokenizer: str | Path | None = None,
+    name: str | None = None,
+) -> Model:
+    """The model in a card or checkpoint directory.
+
+    `weights` is a directory, an index or a SafeTensors file; `bindings` another bindings.json; `bind` overrides
+    generics (Layers alone for a checkpoint); `tokenizer` a directory, or "none" for a model without one.
+    Raises InputError or UnsupportedError with every problem found.
+    """
+    directory = Path(model)
+    if directory.is_file():
+        checkpoint.refuse_pickle(directory)
+        raise InputError(f"{directory} is a file; the directory of a Linnet card or a Hugging Face checkpoint is needed")
+    if not directory.is_dir():
+        raise InputError(f"{directory} does not exist; the directory of a Linnet card or a Hugging Face checkpoint is needed")
+    if name is not None and (not checkpoint.plain_name(name) or name.startswith("-")):
+        raise InputError(f"--name {name}: a name that can stand in a file name is needed")
+    if cards.is_card(directory):
+        opened = _open_card(directory, weights, bindings, bind or {}, tokenizer)
+    elif (directory / CONFIG).is_file():
+        if bindings is not None:
+            raise InputError(f"--bindings applies to a Linnet card; {directory} is a Hugging Face checkpoint")
+        opened = _open_checkpoint(directory, weights, bind or {}, tokenizer)
+    else:
+        raise InputError(
+            f"{directory} holds neither {cards.NEST} (a Linnet card) nor {CONFIG} (a Hugging Face checkpoint)"
+        )
+    return opened if name is None else opened.with_name(name)
+
+
+def _open_card(
+    directory: Path,
+    weights: str | Path | None,
+    bindings: str | Path | None,
+    bind: Mapping[str, int | str],
+    tokenizer: str | Path | None,
+) -> Model:
+    card = cards.read(directory, bind=bind, bindings=None if bindings is None else Path(bindings))
+    found, weights_directory = _card_weights(card, weights)
+    config = card.config()
+
+    problems = Problems()
+    hf: Mapping[str, Any] = {}
+    if (weights_directory / CONFIG).is_file():
+        path = weights_directory / CONFIG
+        hf = text.read_json_object(path)
+        try:
+            stated = hf_config.read(hf, str(path), context=card.context)
+            _agree(stated, card, path, problems)
+            config = replace(
+                config,
+                context=stated.context,
+                rope=replace(config.rope, original_context=stated.rope.original_context),
+            )
+        except InputError as error:
+            problems.take(error)
+
+    wanted = {tensor.path: card.tensor_name(tensor.path) for tensor in phi3.tensors(replace(config, tied=False))}
+    tensors: Mapping[str, checkpoint.FileTensor] = {}
+    notes: list[str] = []
+    try:
+        tensors, notes = checkpoint.resolve(wanted, found, config)
+    except InputError as error:
+        problems.take(error)
+    wanted_type = card.generics.get("T")
+    if wanted_type is not None and not problems.lines:
+        other = [t for t in tensors.values() if dtypes.BY_SAFETENSORS[t.dtype].name != wanted_type]
+        if other:
+            problems.add(
+                f"T is {wanted_type}, but {text.counted(len(other), 'tensor')} (first {other[0].name}) "
+                f"{'is' if len(other) == 1 else 'are'} {other[0].dtype}: T describes the weights; "
+                "to convert them use --outtype (GGUF) or --dtype (Hugging Face)"
+            )
+    problems.check()
+    ordered = {tensor.path: tensors[tensor.path] for tensor in phi3.tensors(config)}
+    return _assemble(
+        name=card.name,
+        form="Linnet card",
+        directory=directory,
+        weights=weights_directory,
+        config=config,
+        tensors=ordered,
+        hf=hf,
+        tokenizer=tokenizer,
+        tokenizer_places=(weights_directory, directory),
+        provenance=Provenance(
+            repo=card.repo,
+            revision=card.revision,
+            title=_string(card.model.get("title")),
+            license=_string(card.model.get("license")),
+            tags=tuple(tag for tag in card.model.get("tags", ()) if isinstance(tag, str)),
+            links=card.links,
+        ),
+        notes=notes,
+    )
+
+
+def _card_weights(card: cards.Card, weights: str | Path | None) -> tuple[dict[str, checkpoint.FileTensor], Path]:
+    """The tensors of a card's weights, and the directory that they (and perhaps a config.json) lie in."""
+    if weights is not None:
+        path = Path(weights)
+        if not path.exists():
+            raise InputError(f"--weights {path} does not exist; a directory or a SafeTensors file is needed")
+        if path.is_dir() and card.files and all((path / file).is_file() for file in card.files):
+            return checkpoint.read_index([path / file for file in card.files]), path
+        return checkpoint.index(path), path if path.is_dir() else path.parent
+    beside = [card.directory / file for file in card.files]
+    if beside and all(path.is_file() for path in beside):
+        for path in beside:
+            checkpoint.refuse_pickle(path)
+        return checkpoint.read_index(beside), card.directory
+    if not card.files and card.repo is None:
+        return checkpoint.index(card.directory), card.directory
+    if card.repo is not None:
+        cached = _cached_snapshot(card.repo, card.revision)
+        if cached is not None:
+            files = [cached / file for file in card.files]
+            if files and all(path.is_file() for path in files):
+                return checkpoint.read_index(files), cached
+            if not files:
+                return checkpoint.index(cached), cached
+    missing = [path.name for path in beside if not path.is_file()]
+    what = f"{', '.join(missing)} beside the card" if missing else "no weights beside the card"
+    where = f" or {card.repo}@{card.revision or 'main'} in Hugging Face's cache" if card.repo else ""
+    raise InputError(
+        f"the weights of {card.name} were not found: looked for {what}{where}; "
+        "download them, or name their place with --weights"
+    )
+
+
+def _cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The directory of a repository in Hugging Face's cache; nothing is downloaded."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise InputError(f"[weights] repo {text.shown(repo)} is not a repository name: {error}") from None
+
+
+def _agree(stated: phi3.Config, card: cards.Card, path: Path, problems: Problems) -> None:
+    """Adds a line for each disagreement between a card and the config.json beside its weights."""
+    ours = replace(card.config(), layers=card.layers)
+    pairs = [(label, getattr(ours, field), getattr(stated, field)) for field, label in _COMPARED.items()]
+    pairs.append(("rotary base (THETA)", ours.rope.theta, stated.rope.theta))
+    pairs.append(("rotated dims of a head", ours.rope.dims, stated.rope.dims))
+    pairs.append(("rope scaling", "none", "longrope" if stated.rope.is_long else "none"))
+    for label, mine, theirs in pairs:
+        if mine != theirs:
+            problems.add(f"{label}: {_word(mine)} in the card, {_word(theirs)} in {path}; they must agree")
+
+
+_COMPARED = {
+    "vocab": "vocabulary size (Vocab)",
+    "hidden": "hidden size (H)",
+    "heads": "heads (Heads)",
+    "kv_heads": "key/value heads (KvHeads)",
+    "inner": "inner size (Inner)",
+    "layers": "layers (Layers)",
+    "eps": "norm epsilon",
+    "window": "attention window (WINDOW)",
+    "tied": "head tied to the embedding",
+}
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _open_checkpoint(
+    directory: Path, weights: str | Path | None, bind: Mapping[str, int | str], tokenizer: str | Path | None
+) -> Model:
+    path = directory / CONFIG
+    hf = text.read_json_object(path)
+    config = hf_config.read(hf, str(path))
+    layers = config.layers
+    for name, value in bind.items():
+        if name != "Layers" or not isinstance(value, int):
+            raise InputError(f"--bind {name}={value}: only Layers=N applies to a Hugging Face checkpoint")
+        if not 1 <= value <= layers:
+            raise InputError(f"--bind Layers={value}: the checkpoint has {layers} layers")
+        config = replace(config, layers=value)
+
+    place = directory if weights is None else Path(weights)
+    if not place.exists():
+        raise InputError(f"--weights {place} does not exist; a directory or a SafeTensors file is needed")
+    found = checkpoint.index(place)
+    config, found, notes = _settle_head(config, found)
+    tensors, more = checkpoint.resolve({tensor.path: tensor.hf for tensor in phi3.tensors(config)}, found, config)
+    repo, revision = _repository_of(directory)
+    return _assemble(
+        name=(repo or directory.resolve().name).rsplit("/", 1)[-1],
+        form="Hugging Face checkpoint",
+        directory=directory,
+        weights=place if place.is_dir() else place.parent,
+        config=config,
+        tensors=tensors,
+        hf=hf,
+        tokenizer=tokenizer,
+        tokenizer_places=(directory,),
+        provenance=Provenance(repo=repo, revision=revision, links={}),
+        notes=[*notes, *more],
+    )
+
+
+def _settle_head(
+    config: phi3.Config, found: Mapping[str, checkpoint.FileTensor]
+) -> tuple[phi3.Config, Mapping[str, checkpoint.FileTensor], list[str]]:
+    """A checkpoint that ties its head but stores one: dropped where it equals the embedding, else kept and untied."""
+    names = {tensor.path: tensor.hf for tensor in phi3.tensors(replace(config, tied=False))}
+    head, embedding = names[phi3.HEAD], names[phi3.EMBEDDING]
+    if not config.tied or head not in found or embedding not in found:
+        return config, found, []
+    if _same_bytes(found[head], found[embedding]):
+        return config, {n: t for n, t in found.items() if n != head}, [f"{head} equals the embedding it is tied to: written once"]
+    return (
+        replace(config, tied=False),
+        found,
+        [f"{head} differs from the embedding although config.json ties them: both are written, untied"],
+    )
+
+
+def _same_bytes(a: checkpoint.FileTensor, b: checkpoint.FileTensor) -> bool:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    step = 1 << 22
+    for start in range(0, a.nbytes, step):
+        first, second = bytearray(min(step, a.nbytes - start)), bytearray(min(step, a.nbytes - start))
+        checkpoint.read_exactly(a.path, a.offset + start, first)
+        checkpoint.read_exactly(b.path, b.offset + start, second)
+        if first != second:
+            return False
+    return True
+
+
+def _repository_of(directory: Path) -> tuple[str | None, str | None]:
+    """The repository and revision of a snapshot in Hugging Face's cache (models--ORG--NAME/snapshots/REVISION)."""
+    path = directory.absolute()
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/", 1), path.name
+    return None, None
+
+
+def _assemble(
+    *,
+    name: str,
+    form: str,
+    directory: Path,
+    weights: Path,
+    config: phi3.Config,
+    tensors: Mapping[str, Source],
+    hf: Mapping[str, Any],
+    tokenizer: str | Path | None,
+    tokenizer_places: Sequence[Path],
+    provenance: Provenance,
+    notes: Sequence[str],
+) -> Model:
+    """The parts that every form shares: tokenizer, token ids, type."""
+    files = _find_tokenizer(tokenizer, tokenizer_places)
+    generation: Mapping[str, Any] = {}
+    for place in dict.fromkeys((weights, *((files.directory,) if files else ()), *tokenizer_places)):
+        if (place / GENERATION_CONFIG).is_file():
+            generation = text.read_json_object(place / GENERATION_CONFIG)
+            break
+    eos = tokenizer_files.eos_ids(files, hf, generation)
+    bos, pad = (_token_id(hf, key) for key in ("bos_token_id", "pad_token_id"))
+    problems = Problems()
+    for kind, ids in (("bos", (bos,)), ("eos", eos), ("pad", (pad,))):
+        for token in ids:
+            if token is not None and not -1 <= token < config.vocab:
+                problems.add(f"the {kind} token id is {token}; the vocabulary has {config.vocab} rows")
+    problems.check()
+    matrices = {t.dtype for t in tensors.values() if len(t.shape) > 1}
+    return Model(
+        name=name,
+        form=form,
+        directory=directory,
+        weights=weights,
+        config=config,
+        tensors=tensors,
+        dtype=dtypes.BY_SAFETENSORS[matrices.pop()] if len(matrices) == 1 else None,
+        bos=files.bos if bos is None and files else bos,
+        eos=eos,
+        pad=files.pad if pad is None and files and "pad_token_id" not in hf else pad,
+        tokenizer=files,
+        hf_config=hf,
+        generation_config=generation,
+        provenance=provenance,
+        notes=tuple(notes),
+    )
+
+
+def _find_tokenizer(
+    tokenizer: str | Path | None, places: Sequence[Path]
+) -> tokenizer_files.TokenizerFiles | None:
+    if tokenizer is not None and str(tokenizer) == "none":
+        return None
+    looked = [Path(tokenizer)] if tokenizer is not None else list(dict.fromkeys(places))
+    for place in looked:
+        if not place.is_dir():
+            raise InputError(f"--tokenizer {place} is not a directory; a directory with tokenizer files, or none, is needed")
+        found = tokenizer_files.find(place)
+        if found is not None:
+            return found
+    raise InputError(
+        f"no tokenizer in {' or '.join(str(place) for place in looked)}: tokenizer.json or tokenizer.model is needed; "
+        "name its directory with --tokenizer DIR, or write a model without one with --tokenizer none"
+    )
+
+
+def _token_id(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InputError(f"{CONFIG}: {key} is {text.shown(value)}; an integer or null is needed")
+    return value
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,341 @@
+"""Phi-3 in PyTorch, from Linnet's description of it: the model that every export is compared with.
+
+    model = Phi3(config)                           # parameters carry their Linnet paths
+    logits = model(torch.tensor([[1, 2, 3]]))      # [Batch, S, Vocab]
+    cache = model.cache(batch=1, max_seq=4096)
+    logits = model.prefill(prompt, 0, cache)       # then model.decode(token, prompt.shape[1], cache)
+
+Shapes: B or Batch sequences of S tokens, Hidden wide; Heads query heads share KvHeads key/value heads of width D.
+T is the type of the parameters (f32, bf16 or f16) and of everything between layers. What is f32 whatever T is:
+
+- RMS norm: the mean square and the product with its inverse root; then cast to T, then times the weight in T.
+- The rotary tables: frequencies, angles, cosines and sines; then cast to T. The rotation itself is in T.
+- Attention: scores, softmax and mixing, from queries, keys and values cast up; the result is cast to T.
+
+Matrix products accumulate as the library does (f32 inside) and give T; SiLU rounds once, to T.
+
+Every entry is `hidden_states` with its own positions and its own `attend`: where keys and values come from, and who
+sees whom. Nothing depends on values read back from a tensor, so each entry compiles to one graph.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Factors = Literal["short", "long"]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+MASKED = -1e30  # what a masked score becomes: finite, and exp(MASKED - peak) is exactly 0 in f32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What the model is. ValueError, naming every problem, if it is not a model.
+
+    `window` counts the query itself. `rotary_dims` are the first dimensions of a head, those that rotate. The factor
+    tuples (`rotary_dims / 2` long) are longrope's: the short ones serve up to `original_context` positions, the long
+    ones past it, unless `factors` pins a set. `attention_factor` multiplies cosines and sines; 1 without longrope.
+    """
+
+    vocab: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    layers: int
+    eps: float
+    window: int | None
+    theta: float
+    rotary_dims: int
+    tied: bool
+    original_context: int | None = None
+    short_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0
+    factors: Factors | None = None
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {value!r}, it must be a whole number above 0"
+            for name in ("vocab", "hidden", "heads", "kv_heads", "inner", "layers")
+            if not isinstance(value := getattr(self, name), int) or value < 1
+        ]
+        if not problems:
+            if self.hidden % self.heads:
+                problems.append(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+            if self.heads % self.kv_heads:
+                problems.append(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+            if self.rotary_dims % 2 or not 0 < self.rotary_dims <= self.head_dim:
+                problems.append(f"rotary_dims {self.rotary_dims} must be even, above 0, at most {self.head_dim}")
+        if self.window is not None and self.window < 1:
+            problems.append(f"window is {self.window}, it must be at least 1, or None for no window")
+        if (self.short_factors is None) != (self.long_factors is None):
+            problems.append("longrope needs both the short and the long factors")
+        for name, listed in (("short", self.short_factors), ("long", self.long_factors)):
+            if listed is not None and len(listed) != self.rotary_dims // 2:
+                problems.append(f"{len(listed)} {name} factors, rotary_dims {self.rotary_dims} need half as many")
+        if self.long_factors is not None and self.original_context is None:
+            problems.append("longrope needs original_context, the length up to which the short factors serve")
+        if self.factors not in (None, "short", "long"):
+            problems.append(f"factors is {self.factors!r}, it must be 'short', 'long' or None (by length)")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+
+# Arithmetic without parameters.
+
+
+def inverse_frequencies(config: Config, largest: Tensor) -> Tensor:
+    """Radians per position, f32 `[rotary_dims / 2]`, where `largest` is the largest position in use (0-d).
+
+    theta^(-2i / rotary_dims), divided by longrope's factors: the long ones if `largest + 1` positions are more than
+    `original_context` (the rule of transformers), unless `config.factors` pins a set. The rotary sources write the
+    same number as exp(-(2i / D) log theta): within 2^-20 of it, less exact in f32 than the power, and the power is
+    what transformers computes.
+    """
+    steps = torch.arange(0, config.rotary_dims, 2, device=largest.device).float()
+    powers = config.theta ** (steps / config.rotary_dims)
+    if config.short_factors is None or config.long_factors is None or config.original_context is None:
+        return 1.0 / powers
+    short, long = (torch.tensor(f, device=largest.device) for f in (config.short_factors, config.long_factors))
+    if config.factors is None:
+        # A choice without a branch: its condition is a tensor, which a compiled graph cannot branch on.
+        return 1.0 / (torch.where(largest >= config.original_context, long, short) * powers)
+    return 1.0 / ((long if config.factors == "long" else short) * powers)
+
+
+def rope_rows(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine rows of `positions` `[*P]`: two `[*P, rotary_dims]`, each frequency once in either half."""
+    angles = positions[..., None].float() * inverse_frequencies(config, positions.amax())
+    full = torch.cat((angles, angles), dim=-1)
+    return (full.cos() * config.attention_factor).to(dtype), (full.sin() * config.attention_factor).to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` `[B, N, S, D]`, its first R dimensions rotated by rows `[S, R]` or `[B, S, R]`, the others as they are.
+
+    Dimension i turns with dimension i + R / 2: (a, b) becomes (a cos - b sin, b cos + a sin).
+    """
+    turning, passing = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turning.chunk(2, dim=-1)
+    turned = turning * cos.unsqueeze(-3) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(-3)
+    return torch.cat((turned, passing), dim=-1)
+
+
+def sees(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Which key positions `[K]` each query position `[*Q]` sees, `[*Q, K]`: itself and the `window - 1` before it."""
+    queries = queries[..., None]
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Queries `[B, Heads, Q, D]` over keys and values `[B, KvHeads, K, D]`: `[B, Heads, Q, D]`, in the queries' type.
+
+    `mask` is `[Q, K]` or `[B, 1, Q, K]`, true where a query sees a key. Consecutive query heads share a key/value
+    head: their queries stand side by side in one product, so keys and values are never repeated.
+    """
+    batch, heads, length, dim = q.shape
+    grouped = (batch, k.shape[1], heads // k.shape[1] * length)
+    scores = q.float().reshape(*grouped, dim) @ k.float().transpose(-1, -2) * dim**-0.5
+    scores = scores.view(batch, heads, length, -1).masked_fill(~mask, MASKED)
+    weights = scores.softmax(dim=-1).view(*grouped, -1)
+    return (weights @ v.float()).view(q.shape).to(q.dtype)
+
+
+# Blocks, named so that their parameters have the Linnet paths.
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normalized = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return normalized.to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    """`qkv.weight` is `[(Heads + 2 KvHeads) D, Hidden]`: query rows, then key rows, then value rows."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.hidden, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.hidden, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        projected = self.qkv(x).unflatten(-1, (-1, self.dim)).transpose(1, 2)
+        q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        merged: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return merged
+
+
+class Mlp(nn.Module):
+    """`gate_up.weight` is `[2 Inner, Hidden]`: the gate's rows (those that pass the activation), then the others."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden, 2 * config.inner, bias=False)
+        self.down = nn.Linear(config.inner, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        narrowed: Tensor = self.down(functional.silu(gate) * up)
+        return narrowed
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(config.hidden, config.eps)
+        self.attention = Attention(config)
+        self.mlp_norm = RmsNorm(config.hidden, config.eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        attended = x + self.attention(self.attention_norm(x), cos, sin, attend)
+        added: Tensor = attended + self.mlp(self.mlp_norm(attended))
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Keys (rotated) and values of every position, one `[Batch, KvHeads, MaxSeq, D]` tensor a layer, in T.
+
+    A call writes the positions it is given and never clears: what an earlier sequence left further on is not seen.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def write(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts `[Batch, KvHeads, S, D]` at positions `[S]` of every row; returns the layer's keys and values."""
+        return (
+            self.keys[layer].index_copy_(2, positions, k),
+            self.values[layer].index_copy_(2, positions, v),
+        )
+
+
+class Phi3(nn.Module):
+    """The model and its entries. Tokens and positions are integers, logits are T; `lm_head` is absent when tied."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.hidden)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RmsNorm(config.hidden, config.eps)
+        self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
+
+    def variant(self, **changes: Any) -> Self:
+        """The same weights, not copied, under a config changed in what has no shape, such as `variant(window=None)`."""
+        with torch.device("meta"):
+            other = type(self)(replace(self.config, **changes))
+        other.load_state_dict(self.state_dict(), assign=True)
+        return other.requires_grad_(False).train(self.training)
+
+    def cache(self, *, batch: int, max_seq: int) -> Cache:
+        """An empty cache in the model's type, on its device."""
+        weight, config = self.embedding.weight, self.config
+        shape = (batch, config.kv_heads, max_seq, config.head_dim)
+        keys, values = ([weight.new_zeros(shape) for _ in range(config.layers)] for _ in range(2))
+        return Cache(keys, values)
+
+    # Entries.
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of every position: tokens `[B, S]`, logits `[B, S, Vocab]`."""
+        return self.logits(self._whole(tokens))
+
+    def next_token(self, tokens: Tensor) -> Tensor:
+        """Logits after the last position: tokens `[B, S]`, logits `[B, Vocab]`."""
+        return self.logits(self._whole(tokens)[:, -1])
+
+    def prefill(self, tokens: Tensor, pos: int | Tensor, cache: Cache) -> Tensor:
+        """Logits `[Batch, Vocab]` after the last of tokens `[Batch, S]`, which stand at positions pos .. pos + S - 1.
+
+        Their keys and values go into the cache, and each query sees the cached positions up to its own, so a prompt
+        may come in parts; `decode` continues at pos + S. With longrope a call picks its factors from the largest
+        position that it uses, and keys cached by earlier calls stay rotated as they were. A `pos` that is a 0-d
+        tensor serves a compiled graph at every position. ValueError if the tokens do not fit into the cache.
+        """
+        batch, length = tokens.shape
+        rows, _, max_seq, _ = cache.keys[0].shape
+        if batch != rows:
+            raise ValueError(f"{batch} sequences, but the cache has {rows} rows")
+        reach = max_seq
+        if isinstance(pos, int):
+            reach = pos + length  # nobody sees further: the rest of the cache need not be read
+            if not 0 <= pos < reach <= max_seq:
+                raise ValueError(f"{length} tokens at position {pos} do not fit into a cache of {max_seq} positions")
+        positions = torch.arange(length, device=tokens.device) + pos
+        mask = sees(positions, torch.arange(reach, device=tokens.device), self.config.window)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.write(layer, k, v, positions)
+            return attention(q, keys[:, :, :reach], values[:, :, :reach], mask)
+
+        return self.logits(self.hidden_states(tokens, positions, attend)[:, -1])
+
+    def decode(self, token: Tensor, pos: int | Tensor, cache: Cache) -> Tensor:
+        """Logits `[Batch, Vocab]` after one more token a row, `[Batch, 1]`, at position `pos`: see `prefill`."""
+        return self.prefill(token, pos, cache)
+
+    def generate(self, token: Tensor, pos: int, steps: int, cache: Cache) -> Tensor:
+        """The `steps` greedy tokens `[Batch, steps]` that follow `token` `[Batch, 1]` at `pos`, in the token's type.
+
+        The first of equal maxima wins, as torch.argmax documents. The last token produced is not in the cache.
+        """
+        produced = []
+        for step in range(steps):
+            token = self.decode(token, pos + step, cache).argmax(dim=-1, keepdim=True).to(token.dtype)
+            produced.append(token)
+        return torch.cat(produced, dim=1)
+
+    # What the entries share.
+
+    def hidden_states(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+        """States after the last layer, `[B, S, Hidden]`, of tokens `[B, S]` at positions `[S]` or `[B, S]`.
+
+        `attend(layer, q, k, v)` is given rotated queries and keys and does the layer's attention.
+        """
+        x = self.embedding(tokens)
+        cos, sin = rope_rows(self.config, positions, x.dtype)
+        for index, layer in enumerate(self.layers):
+
+            def layer_attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
+                return attend(index, q, k, v)
+
+            x = layer(x, cos, sin, layer_attend)
+        return x
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The final norm and the head (the embedding's rows when tied): `[*, Hidden]` to `[*, Vocab]`."""
+        head = self.embedding if self.lm_head is None else self.lm_head
+        return functional.linear(self.norm(states), head.weight)
+
+    def _whole(self, tokens: Tensor) -> Tensor:
+        """`hidden_states` of whole sequences, from position 0 and without a cache."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        mask = sees(positions, positions, self.config.window)
+        return self.hidden_states(tokens, positions, lambda _, q, k, v: attention(q, k, v, mask))
+
+
+def longrope_attention_factor(original: int, factor: float) -> float:
+    """LongRoPE's scale for `factor` times the original context: sqrt(1 + ln factor / ln original), 1 if not longer."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
