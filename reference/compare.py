@@ -58,8 +58,8 @@ def _compare(reference: Tensor, other: Tensor, bound: float | None, *, as_log_pr
         raise ValueError(f"two [S, Vocab] are needed, not {list(reference.shape)} and {list(other.shape)}")
     largest, totals, divergences, gaps, agreeing, sums, squares = [], [], [], [], [], [], []
     centre = reference[0].double().mean()  # near the mean, so that the sum of squares cancels little
-    for ours, theirs in zip(reference.split(ROWS), other.split(ROWS), strict=True):
-        a, b = ours.double(), theirs.double()
+    for start in range(0, len(reference), ROWS):
+        a, b = (logits[start : start + ROWS].double() for logits in (reference, other))
         log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
         if as_log_probs:
             a, b = log_p, log_q

@@ -85,8 +85,8 @@ def load(
         if not 1 <= layers <= config.layers:
             raise ValueError(f"{model} has {config.layers} layers; layers={layers} is not among them")
         config = replace(config, layers=layers)
-    kind = opened.dtype if dtype is None else DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    if kind not in DTYPES.values():
+    kind = opened.dtype if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if kind is None or kind not in DTYPES.values():
         raise ValueError(f"dtype is {dtype}; the reference computes in {', '.join(DTYPES)}")
 
     with torch.device("meta"):  # shapes without memory: the tensors that are read become the parameters
@@ -127,18 +127,16 @@ def paths_of(config: Config) -> list[str]:
 def _checkpoint(directory: Path) -> Weights:
     config = _hf_config(_json(directory / "config.json"), directory / "config.json")
     named = {path: name for name, path in _names(config, 1).items()}
-    return _stored(config, _safetensors(_files_in(directory)), {"the checkpoint": named}, directory)
+    return _stored(config, _safetensors(_files_in(directory)), {"the names of transformers": named}, directory)
 
 
 def _hf_config(fields: Mapping[str, Any], origin: Path) -> Config:
     """config.json in either schema: transformers 4 (rope settings at the top and in rope_scaling) and 5
     (rope_parameters). A setting that stands in several places must be the same in all."""
-    if fields.get("model_type") != "phi3" or fields.get("architectures", ["Phi3ForCausalLM"]) != ["Phi3ForCausalLM"]:
-        raise ValueError(
-            f"{origin}: model_type {fields.get('model_type')!r}, architectures {fields.get('architectures')}; "
-            "the reference is Phi3ForCausalLM (phi3)"
-        )
-    if fields.get("hidden_act", "silu") != "silu":
+    named = fields.get("model_type"), (fields.get("architectures") or [None])[0]
+    if named not in (("phi3", "Phi3ForCausalLM"), ("phi3", None), (None, "Phi3ForCausalLM")):
+        raise ValueError(f"{origin}: model_type {named[0]}, architecture {named[1]}; the reference is Phi3ForCausalLM")
+    if fields.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
         raise ValueError(f"{origin}: hidden_act is {fields['hidden_act']!r}; the reference has silu")
     groups = [fields, *(fields[key] for key in ("rope_parameters", "rope_scaling") if fields.get(key))]
 
@@ -148,7 +146,7 @@ def _hf_config(fields: Mapping[str, Any], origin: Path) -> Config:
             raise ValueError(f"{origin}: {' / '.join(keys)} is stated differently: {found}")
         return found[0] if found else None
 
-    values = {
+    values: dict[str, Any] = {
         key: fields.get(key)
         for key in (
             "vocab_size",
@@ -162,8 +160,8 @@ def _hf_config(fields: Mapping[str, Any], origin: Path) -> Config:
     values["rope_theta"] = rope("rope_theta")
     if missing := [key for key, value in values.items() if value is None]:
         raise ValueError(f"{origin} has no {', '.join(missing)}")
-    heads = int(values["num_attention_heads"])
-    head_dim = int(values["hidden_size"]) // max(heads, 1)
+    heads = values["num_attention_heads"]
+    head_dim = values["hidden_size"] // max(heads, 1)
     if fields.get("head_dim") not in (None, head_dim):
         raise ValueError(f"{origin}: head_dim is {fields['head_dim']}, hidden_size / num_attention_heads is {head_dim}")
 
@@ -315,10 +313,10 @@ def _safetensors(files: Iterable[Path]) -> dict[str, Any]:
         if not file.is_file():
             raise FileNotFoundError(f"{file} does not exist")
         try:
-            handle = safe_open(file, framework="pt")
+            handle: Any = safe_open(file, framework="pt")
         except SafetensorError as error:
             raise ValueError(f"{file}: {error}") from error
-        for name in handle.keys():  # noqa: SIM118 (the handle is no mapping)
+        for name in sorted(handle.keys()):
             if name in found:
                 raise ValueError(f"{name} is stored twice, the second time in {file}")
             found[name] = handle
@@ -329,9 +327,9 @@ def _stored(config: Config, held: Mapping[str, Any], schemes: Mapping[str, Mappi
     """The tensors under the first naming scheme that finds all of them: one for all, never mixed."""
     missing = {label: [name for name in named.values() if name not in held] for label, named in schemes.items()}
     label = min(missing, key=lambda scheme: len(missing[scheme]))
+    if any(name.endswith((".lora_a", ".lora_b")) for name in held):
+        raise ValueError(f"{origin}: the files hold adapters; the reference reads whole weights")
     if absent := missing[label]:
-        if any(name.endswith((".lora_a", ".lora_b")) for name in held):
-            raise ValueError(f"{origin}: the files hold adapters; the reference reads whole weights")
         some = ", ".join(absent[:3])
         raise ValueError(f"{origin}: {len(absent)} tensors are missing under {label}, among them {some}")
     named = schemes[label]
@@ -344,7 +342,7 @@ def _stored(config: Config, held: Mapping[str, Any], schemes: Mapping[str, Mappi
 
     def read(path: str, dtype: torch.dtype) -> Tensor:
         tensor: Tensor = held[named[path]].get_tensor(named[path])
-        return tensor.to(dtype)
+        return tensor.to(dtype, copy=True)  # the library's tensor is the mapped file, which may change under us
 
     return Weights(config, reduce(torch.promote_types, matrices), read)
 
@@ -368,7 +366,7 @@ def _gguf(path: Path) -> Weights:
 
     if key("general.architecture") != "phi3":
         raise ValueError(f"{path}: architecture {key('general.architecture')!r}; the reference is phi3")
-    values = {
+    values: dict[str, Any] = {
         name: key(f"phi3.{name}")
         for name in (
             "embedding_length",

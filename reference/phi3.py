@@ -21,6 +21,7 @@ sees whom. Nothing depends on values read back from a tensor, so each entry comp
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -150,7 +151,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = q.float().reshape(*grouped, dim) @ k.float().transpose(-1, -2) * dim**-0.5
     scores = scores.view(batch, heads, length, -1).masked_fill(~mask, MASKED)
     weights = scores.softmax(dim=-1).view(*grouped, -1)
-    return (weights @ v.float()).view(q.shape).to(q.dtype)
+    mixed: Tensor = weights @ v.float()
+    return mixed.view(q.shape).to(q.dtype)
 
 
 # Blocks, named so that their parameters have the Linnet paths.
@@ -314,14 +316,10 @@ class Phi3(nn.Module):
 
         `attend(layer, q, k, v)` is given rotated queries and keys and does the layer's attention.
         """
-        x = self.embedding(tokens)
+        x: Tensor = self.embedding(tokens)
         cos, sin = rope_rows(self.config, positions, x.dtype)
         for index, layer in enumerate(self.layers):
-
-            def layer_attend(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                return attend(index, q, k, v)
-
-            x = layer(x, cos, sin, layer_attend)
+            x = layer(x, cos, sin, partial(attend, index))
         return x
 
     def logits(self, states: Tensor) -> Tensor:
