@@ -47,7 +47,9 @@ def phi3_tokenizer(vocab_gguf: Path, out: Path, *, form: Form) -> None:
     """Writes the tokenizer's files into directory `out`, which is made if need be.
 
     "model": tokenizer.model, added_tokens.json and tokenizer_config.json; "json": tokenizer.json and
-    tokenizer_config.json. Raises ValueError if the file is not that vocabulary.
+    tokenizer_config.json. transformers 5 reads either truly only where a config.json beside it says phi3 (else it
+    takes the class in tokenizer_config.json by its word), and the first only with the package protobuf. Raises
+    ValueError if the file is not that vocabulary.
     """
     rows = _read(vocab_gguf)
     out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,9 @@ def phi3_tokenizer(vocab_gguf: Path, out: Path, *, form: Form) -> None:
         "chat_template": rows.template,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|endoftext|>",
-        "legacy": False,
+        # The published file says false, which transformers 5 takes, for a tokenizer.model, as: no dummy prefix before a
+        # text that starts with a space. SentencePiece and llama.cpp put one there, and so does tokenizer.json.
+        "legacy": True,
         "model_max_length": 4096,
         "pad_token": "<|endoftext|>",
         "padding_side": "left",
@@ -138,13 +142,13 @@ def _fast_tokenizer(rows: _Rows) -> str:
 def _merges(rows: _Rows) -> list[tuple[str, str]]:
     """Every way to join two pieces to a third, the third with the highest score first.
 
-    Among the ways to one piece, those whose parts have lower ids come first: the order of transformers'
-    convert_slow_tokenizer, which the published tokenizer.json was made with. Only normal pieces are joined to
-    and from: <s> and the bytes are never the result of a merge.
+    Equal scores (ways to one piece, and the pieces of spaces only): the longer left part first, then by the piece's
+    id and the left part's, as transformers' generate_merges orders them. Only normal pieces take part: <s> and the
+    bytes are never the result of a merge.
     """
     normal = {token: i for i, token in enumerate(rows.tokens[:PIECES]) if rows.types[i] == gguf.TokenType.NORMAL}
     found = [
-        (-rows.scores[i], i, normal[left], normal[right], left, right)
+        (-rows.scores[i], -len(left), -len(right), i, normal[left], left, right)
         for token, i in normal.items()
         for cut in range(1, len(token))
         if (left := token[:cut]) in normal and (right := token[cut:]) in normal
@@ -160,6 +164,8 @@ def _merges(rows: _Rows) -> list[tuple[str, str]]:
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # SentencePiece.Type
 _BPE = 2  # TrainerSpec.ModelType
 
+_Field = tuple[int, str | bytes | float | int]
+
 
 def _sentencepiece_model(rows: _Rows) -> bytes:
     """The first 32000 rows as a ModelProto."""
@@ -171,13 +177,22 @@ def _sentencepiece_model(rows: _Rows) -> bytes:
         score = 0.0 if i in (UNK, BOS, EOS) else rows.scores[i]
         pieces.append(_message([(1, token), (2, score), (3, kind)]))
     no_pad = -1
-    trainer = [(3, _BPE), (4, PIECES), (35, True), (40, UNK), (41, BOS), (42, EOS), (43, no_pad)]  # 35: byte fallback
+    trainer: list[_Field] = [
+        (3, _BPE),
+        (4, PIECES),
+        (35, True),
+        (40, UNK),
+        (41, BOS),
+        (42, EOS),
+        (43, no_pad),
+    ]  # 35: byte fallback
     # the dummy prefix is added, white space is neither removed nor left unescaped
-    normalizer = [(1, "identity"), (2, b""), (3, True), (4, False), (5, True)]
-    return _message([*((1, piece) for piece in pieces), (2, _message(trainer)), (3, _message(normalizer))])
+    normalizer: list[_Field] = [(1, "identity"), (2, b""), (3, True), (4, False), (5, True)]
+    fields: list[_Field] = [(1, piece) for piece in pieces]
+    return _message([*fields, (2, _message(trainer)), (3, _message(normalizer))])
 
 
-def _message(fields: Iterable[tuple[int, str | bytes | float | bool]]) -> bytes:
+def _message(fields: Iterable[_Field]) -> bytes:
     """A protocol buffer message: each field is its number and wire type, then its value."""
     out = bytearray()
     for number, value in fields:
