@@ -166,7 +166,12 @@ def _entry(name: str, source: plans.Source, target: str) -> plans.Entry:
     block = quantize.TYPES.get(target)
     if block is None:
         return plans.Entry(
-            name, shape, target, length * _FLOAT_SIZES[target], plans.whole(source), plans.conversion(source.dtype, target)
+            name,
+            shape,
+            target,
+            length * _FLOAT_SIZES[target],
+            plans.whole(source),
+            plans.conversion(source.dtype, target),
         )
     return plans.Entry(name, shape, target, block.row_bytes(length), plans.whole(source), _encoder(source.dtype, block))
 
@@ -250,4 +255,3 @@ def _size_label(plan: Plan) -> str:
 
     total = sum(math.prod(entry.shape) for entry in plan.entries)
     return str(size_label(total, total, 0, 0))
-

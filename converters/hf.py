@@ -8,19 +8,22 @@ transformers 4 (and vLLM) and the one of transformers 5.
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from linnet_export import __version__, checkpoint, dtypes, files, hf_config, phi3, stream, text, tokenizer_files
 from linnet_export import plan as plans
-from linnet_export.errors import InputError
+from linnet_export.errors import InputError, OutputError
 from linnet_export.model import CONFIG, GENERATION_CONFIG, Model
 
 README = "README.md"
+MARK = "Exported by linnet-export"  # in every README.md that an export writes
 DEFAULT_SHARD = "5GB"  # what transformers writes, and what hubs and mirrors like
 KEEP = "auto"
 DTYPE_NAMES = (*dtypes.BY_NAME, KEEP)
@@ -81,7 +84,9 @@ def plan(model: Model, *, dtype: str = KEEP, max_shard_size: str | int = DEFAULT
     if model.tokenizer is None:
         notes.append("no tokenizer: transformers and vLLM take token ids only")
     if model.config.rope.attention_factor_given:
-        notes.append("the explicit attention factor is read by transformers 5 and vLLM; transformers 4 refuses such a config")
+        notes.append(
+            "the explicit attention factor is read by transformers 5 and vLLM; transformers 4 refuses such a config"
+        )
     return Plan(
         model=model,
         dtype=stated,
@@ -103,7 +108,7 @@ def write(
 ) -> None:
     """Writes the directory whole or not at all."""
     _refuse_source(plan.model, output)
-    with files.new_directory(output, force=force, ours=is_ours) as partial:
+    with files.new_directory(output, force=force, foreign=foreign) as partial:
         _write_json(partial / CONFIG, plan.config)
         _write_json(partial / GENERATION_CONFIG, plan.generation_config)
         (partial / README).write_text(_readme(plan), encoding="utf-8")
@@ -136,7 +141,7 @@ def config_json(model: Model, dtype: dtypes.Dtype) -> dict[str, Any]:
     settings; transformers 5 lets that object win whole over `rope_parameters`, so both say the same.
     """
     config, rope = model.config, model.config.rope
-    partial = rope.dims / config.head_dim
+    partial = _partial_rotary_factor(rope.dims, config.head_dim)
     parameters: dict[str, Any] = {
         "rope_type": "longrope" if rope.is_long else "default",
         "rope_theta": rope.theta,
@@ -182,8 +187,22 @@ def config_json(model: Model, dtype: dtypes.Dtype) -> dict[str, Any]:
     }
 
 
-def is_ours(name: str) -> bool:
-    """Whether an export writes a file of this name."""
+def _partial_rotary_factor(dims: int, head_dim: int) -> float:
+    """The rotating part of a head, such that readers, who take int(head_dim * factor), get `dims` again."""
+    factor = dims / head_dim
+    return factor if int(head_dim * factor) == dims else math.nextafter(factor, 1.0)
+
+
+def foreign(directory: Path) -> list[str]:
+    """The names in a directory that no export wrote: all, where its README.md does not say that one did."""
+    names = sorted(path.name for path in directory.iterdir())
+    readme = directory / README
+    if readme.is_file() and MARK.encode() in readme.read_bytes():
+        return [name for name in names if not _is_ours(name)]
+    return names
+
+
+def _is_ours(name: str) -> bool:
     return (
         name in (CONFIG, GENERATION_CONFIG, README, checkpoint.INDEX, checkpoint.SINGLE)
         or name in tokenizer_files.FILES
@@ -194,11 +213,11 @@ def is_ours(name: str) -> bool:
 
 def parse_size(value: str | int) -> int:
     """Bytes of a size such as 5GB, 500MB (powers of 1000), 2GiB or a plain number."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
     if match is None:
         raise InputError(f"{value} is not a size; one such as 5GB, 500MB or 2GiB is needed")
     number, unit, binary = match.groups()
-    count = int(float(number) * (1024 if binary else 1000) ** "_KMGT".index(unit.upper() or "_"))
+    count = int(Fraction(number) * (1024 if binary else 1000) ** "_KMGT".index(unit.upper() or "_"))
     if count < 1:
         raise InputError(f"a size of {value} holds nothing; one such as 5GB is needed")
     return count
@@ -253,7 +272,7 @@ def _refuse_source(model: Model, output: Path) -> None:
     places = [model.directory, model.weights, *([model.tokenizer.directory] if model.tokenizer else [])]
     for place in places:
         if output.resolve() == place.resolve() or place.resolve().is_relative_to(output.resolve()):
-            raise InputError(f"{output} holds the model that is exported; another output directory is needed")
+            raise OutputError(f"{output} holds the model that is exported; another output directory is needed")
 
 
 def _readme(plan: Plan) -> str:
@@ -265,14 +284,20 @@ def _readme(plan: Plan) -> str:
         front["base_model"] = source.repo
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", ""]
     lines += [f"# {source.title or model.name}", ""]
-    origin = f"`{source.repo}`" + (f" at revision `{source.revision}`" if source.revision else "") if source.repo else ""
+    origin = (
+        f"`{source.repo}`" + (f" at revision `{source.revision}`" if source.revision else "") if source.repo else ""
+    )
     lines.append(
-        f"Exported by linnet-export {__version__} from the {model.form} `{model.name}`"
+        f"{MARK} {__version__} from the {model.form} `{model.name}`"
         + (f", whose weights are those of {origin}." if origin else ".")
     )
     lines.append(
         f"{text.counted(len(plan.entries), 'tensor')}, {text.size(plan.nbytes)} in {plan.dtype.torch}; "
-        + ("the bytes of every weight are the source's." if all(e.convert is None for e in plan.entries) else "converted from the source's types.")
+        + (
+            "the bytes of every weight are the source's."
+            if all(e.convert is None for e in plan.entries)
+            else "converted from the source's types."
+        )
     )
     lines += ["", "```", "vllm serve .", "```", ""]
     return "\n".join(lines)

@@ -33,10 +33,14 @@ def _q8_0(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
     blocks = rows.reshape(-1, 32)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+        inverse = np.float32(1) / scale
         half = scale.astype(np.float16)
-    if not np.isfinite(half).all():
-        raise InputError(f"a value of magnitude {float(scale.max()) * 127:g} does not fit Q8_0, whose scales are f16")
+    fits = np.isfinite(half)
+    if not fits.all():
+        worst = np.abs(blocks[np.argmin(fits)]).max()
+        raise InputError(f"a block of magnitude {worst:g} does not fit Q8_0, whose f16 scale ends at {65504 * 127}")
+    # A block of zeros, or of values so small that no f32 has the inverse of their scale (nor any f16 the scale).
+    inverse[np.isinf(inverse)] = 0
     # roundf: halves away from zero. NumPy rounds halves to even, so it is spelled out, exactly: x - trunc(x) has no
     # rounding error, where adding 0.5 would.
     scaled = blocks * inverse

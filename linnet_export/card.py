@@ -6,6 +6,7 @@ A card says how a model is built and where its weights are; it holds none itself
 architecture does not have, bindings that are not names, constants that two modules define differently.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,48 +84,50 @@ def read(directory: Path, *, bind: Mapping[str, int | str] | None = None, bindin
 
     stated = _generics(_table(nest, "generics", problems), problems)
     generics = dict(stated)
-    for name, value in (bind or {}).items():
-        if name not in KNOWN_GENERICS:
-            problems.add(f"--bind {name}: no such generic; known: {', '.join(KNOWN_GENERICS)}")
-            continue
-        if isinstance(value, str) != (name == "T"):
-            problems.add(f"--bind {name}={value}: {'a type such as bf16' if name == 'T' else 'an integer'} is needed")
-            continue
-        generics[name] = value
+    for generic, value in (bind or {}).items():
+        if generic not in KNOWN_GENERICS:
+            problems.add(f"--bind {generic}: no such generic; known: {', '.join(KNOWN_GENERICS)}")
+        elif isinstance(value, str) != (generic == "T"):
+            needed = "a type such as bf16" if generic == "T" else "an integer"
+            problems.add(f"--bind {generic}={value}: {needed} is needed")
+        else:
+            generics[generic] = value
     _constraints(generics, problems)
 
     constants = _constants(directory, source, problems)
     theta = constants.get("THETA")
-    if theta is None:
-        problems.add(f"no source of {directory} defines THETA; `pub const THETA: f32 = ...` is needed for the rotary base")
+    if theta is not None and theta <= 0:
+        problems.add(f"THETA is {theta}; the rotary base must be positive")
     window = constants.get("WINDOW")
     if window is not None and (window != int(window) or window < 1):
-        problems.add(f"WINDOW is {window:g}; a positive whole number is needed, or no such constant for no window")
+        problems.add(f"WINDOW is {window}; a positive whole number is needed, or no such constant for no window")
 
     bound = _bindings(directory, weights, bindings, problems)
+    files = _files(weights, problems)
+    name = _string(model, "name", "[model]", problems)
+    repo, revision = (_string(weights, key, "[weights]", problems) for key in ("repo", "revision"))
+    layers, depth = stated.get("Layers"), generics.get("Layers")
+    if isinstance(layers, int) and isinstance(depth, int) and depth > layers:
+        problems.add(f"--bind Layers={depth}: the card has {layers} layers")
     problems.check()
-    assert theta is not None  # a missing one was collected above
-    layers, max_seq = stated["Layers"], stated["MaxSeq"]
+    context = stated["MaxSeq"]
+    assert theta is not None  # what is missing was collected above
     assert isinstance(layers, int)
-    assert isinstance(max_seq, int)
-    if isinstance(generics["Layers"], int) and generics["Layers"] > layers:
-        raise InputError(f"--bind Layers={generics['Layers']}: the card has {layers} layers")
-    name = model.get("name")
-    repo, revision = weights.get("repo"), weights.get("revision")
+    assert isinstance(context, int)
     return Card(
         directory=directory,
-        name=name if isinstance(name, str) and name else directory.resolve().name,
+        name=name or directory.resolve().name,
         model=model,
         links=links,
         generics=generics,
-        context=max_seq,
+        context=context,
         layers=layers,
         theta=float(theta),
         window=None if window is None else int(window),
         bindings=bound,
-        repo=repo if isinstance(repo, str) else None,
-        revision=revision if isinstance(revision, str) else None,
-        files=_files(directory, weights),
+        repo=repo,
+        revision=revision,
+        files=files,
     )
 
 
@@ -136,13 +139,21 @@ def _table(nest: Mapping[str, Any], name: str, problems: Problems) -> dict[str, 
     return value
 
 
+def _string(table: Mapping[str, Any], key: str, where: str, problems: Problems) -> str | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, str):
+        problems.add(f"{where} {key} in {NEST} is {text.shown(value)}; a string is needed")
+        return None
+    return value or None
+
+
 def _generics(table: Mapping[str, Any], problems: Problems) -> dict[str, int | str]:
     generics: dict[str, int | str] = {}
     for name, value in table.items():
         if name not in KNOWN_GENERICS:
             problems.add(f"[generics] {name}: no such generic of Phi-3; known: {', '.join(KNOWN_GENERICS)}")
         elif isinstance(value, bool) or not isinstance(value, int | str) or isinstance(value, str) != (name == "T"):
-            needed = "a type such as \"bf16\"" if name == "T" else "an integer"
+            needed = 'a type such as "bf16"' if name == "T" else "an integer"
             problems.add(f"[generics] {name} is {text.shown(value)}; {needed} is needed")
         else:
             generics[name] = value
@@ -152,7 +163,6 @@ def _generics(table: Mapping[str, Any], problems: Problems) -> dict[str, int | s
     dtype = generics.get("T")
     if dtype is not None and dtype not in dtypes.BY_NAME:
         problems.add(f"[generics] T is {text.shown(dtype)}; known: {', '.join(dtypes.BY_NAME)}")
-    problems.check()
     return generics
 
 
@@ -162,18 +172,17 @@ def _constraints(generics: Mapping[str, int | str], problems: Problems) -> None:
     for name, value in number.items():
         if value < 1:
             problems.add(f"{name} is {value}; the source needs {name} > 0")
-    if problems.lines:
-        return
-    hidden, heads = number["H"], number["Heads"]
-    if hidden % heads:
+    hidden, heads, kv_heads = (max(number.get(name, 0), 0) for name in ("H", "Heads", "KvHeads"))
+    if heads and hidden % heads:
         problems.add(f"H is {hidden} and Heads {heads}; the source needs H % Heads == 0")
-    elif hidden // heads % 2:
+    elif heads and hidden // heads % 2:
         problems.add(f"H / Heads is {hidden // heads}; the source needs (H / Heads) % 2 == 0")
-    if heads % number.get("KvHeads", heads):
-        problems.add(f"Heads is {heads} and KvHeads {number['KvHeads']}; Heads % KvHeads == 0 is needed")
+    if heads and kv_heads and heads % kv_heads:
+        problems.add(f"Heads is {heads} and KvHeads {kv_heads}; Heads % KvHeads == 0 is needed")
 
 
-_CONSTANT = re.compile(r"^\s*(?:pub\s+)?const\s+(THETA|WINDOW)\s*:\s*\w+\s*=\s*([^\n;]+?)\s*;?\s*$", re.MULTILINE)
+# Any definition, of any type: one that is not understood must not count as absent.
+_CONSTANT = re.compile(r"\bconst\s+(THETA|WINDOW)\b(?:\s*:[^=\n]*)?\s*=\s*([^\n;}]*)")
 _NUMBER = re.compile(r"^[0-9][0-9_]*(\.[0-9_]+)?([eE][+-]?[0-9]+)?$")
 
 
@@ -191,26 +200,30 @@ def _constants(directory: Path, source: Mapping[str, Any], problems: Problems) -
         problems.add(f"{library} does not exist: the card's [source] path names it")
         return {}
     found: dict[str, tuple[float, Path]] = {}
+    before = len(problems.lines)
     for file in sorted(library.parent.rglob("*.linnet")):
         try:
             code = re.sub(r"//[^\n]*", "", text.read_text(file))
         except InputError as error:
             problems.take(error)
             continue
-        for name, literal in _CONSTANT.findall(code):
-            if not _NUMBER.match(literal):
+        for name, written in _CONSTANT.findall(code):
+            literal = written.strip()
+            value = float(literal.replace("_", "")) if _NUMBER.match(literal) else math.inf
+            if not math.isfinite(value):
                 problems.add(f"{file} defines {name} as {literal}; a number is needed")
                 continue
-            value = float(literal.replace("_", ""))
             if name in found and found[name][0] != value:
-                problems.add(f"{name} is {found[name][0]:g} in {found[name][1]} and {value:g} in {file}; they must agree")
+                problems.add(f"{name} is {found[name][0]} in {found[name][1]} and {value} in {file}; they must agree")
             found.setdefault(name, (value, file))
+    if "THETA" not in found and len(problems.lines) == before:
+        problems.add(
+            f"no source of {directory} defines THETA; `pub const THETA: f32 = ...` is needed for the rotary base"
+        )
     return {name: value for name, (value, _) in found.items()}
 
 
-def _bindings(
-    directory: Path, weights: Mapping[str, Any], override: Path | None, problems: Problems
-) -> dict[str, str]:
+def _bindings(directory: Path, weights: Mapping[str, Any], override: Path | None, problems: Problems) -> dict[str, str]:
     name = weights.get("bindings")
     if override is not None:
         path = override
@@ -244,11 +257,12 @@ def _bindings(
 _TOP_PATHS = ("embedding.weight", "norm.weight", "lm_head.weight")
 
 
-def _files(directory: Path, weights: Mapping[str, Any]) -> tuple[str, ...]:
+def _files(weights: Mapping[str, Any], problems: Problems) -> tuple[str, ...]:
     files = weights.get("files", [])
     if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-        raise InputError(f"[weights] files in {directory / NEST} is {text.shown(files)}; a list of file names is needed")
+        problems.add(f"[weights] files in {NEST} is {text.shown(files)}; a list of file names is needed")
+        return ()
     for file in files:
-        if Path(file).is_absolute() or ".." in Path(file).parts:
-            raise InputError(f"[weights] files in {directory / NEST} names {text.shown(file)}; a file inside the card is needed")
+        if not file or Path(file).is_absolute() or ".." in Path(file).parts:
+            problems.add(f"[weights] files in {NEST} names {text.shown(file)}; a file inside the card is needed")
     return tuple(files)

@@ -8,7 +8,7 @@ allocated by a length that was not. Files that can run code when loaded (pickle:
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from linnet_export.errors import InputError, Problems
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+# What Linnet's training may put before every path.
+ROOT = "root."
 
 # The format's own limit on a header (safetensors, MAX_HEADER_SIZE).
 MAX_HEADER_BYTES = 100_000_000
@@ -63,7 +66,9 @@ def read_exactly(path: Path, offset: int, buffer: bytearray) -> None:
             while done < len(view):
                 count = os.preadv(file.fileno(), [view[done:]], offset + done)
                 if count == 0:
-                    raise InputError(f"{path} ended at byte {offset + done} while it was read: it changed or is damaged")
+                    raise InputError(
+                        f"{path} ended at byte {offset + done} while it was read: it changed or is damaged"
+                    )
                 done += count
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -104,7 +109,9 @@ def header(path: Path) -> dict[str, FileTensor]:
         end = 8 + length
         for tensor in sorted(found.values(), key=lambda t: (t.offset, t.nbytes)):
             if tensor.offset != end:
-                problems.add(f"{path}: {tensor.name} starts at byte {tensor.offset}, but the tensors before it end at {end}")
+                problems.add(
+                    f"{path}: {tensor.name} starts at byte {tensor.offset}, but the tensors before it end at {end}"
+                )
                 break
             end += tensor.nbytes
         else:
@@ -132,7 +139,9 @@ def _entry(path: Path, name: str, entry: object, base: int, size: int, problems:
     start, stop = offsets
     nbytes = math.prod(shape) * dtypes.SAFETENSORS_SIZES[dtype]
     if not 0 <= start <= stop <= size - base:
-        problems.add(f"{where} lies at bytes {start} to {stop}, outside the {size - base} bytes of data; download it again")
+        problems.add(
+            f"{where} lies at bytes {start} to {stop}, outside the {size - base} bytes of data; download it again"
+        )
         return None
     if stop - start != nbytes:
         problems.add(f"{where} has {stop - start} bytes, but {dtype} {shape} needs {nbytes}")
@@ -140,15 +149,16 @@ def _entry(path: Path, name: str, entry: object, base: int, size: int, problems:
     return FileTensor(path, name, dtype, tuple(shape), base + start, nbytes)
 
 
-def files_of(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
+def files_of(directory: Path, *, every: bool = False) -> tuple[list[Path], dict[str, str] | None]:
     """The weight files of a directory, and the index's map of names to files if there is an index.
 
-    With an index only its files count; else model.safetensors; else every *.safetensors that is not an adapter.
+    With an index only its files count; else model.safetensors, unless `every` file does; else every *.safetensors
+    that is not an adapter.
     """
     if (directory / INDEX).exists():
         weight_map = _weight_map(directory / INDEX)
         return [directory / name for name in sorted(set(weight_map.values()))], weight_map
-    if (directory / SINGLE).exists():
+    if (directory / SINGLE).exists() and not every:
         return [directory / SINGLE], None
     found = sorted(p for p in directory.glob("*.safetensors") if not p.name.startswith("adapter"))
     if not found:
@@ -163,32 +173,33 @@ def read_index(files: Iterable[Path], weight_map: Mapping[str, str] | None = Non
     """The tensors of several files by name; a name twice, or files that disagree with the index, are errors."""
     problems = Problems()
     found: dict[str, FileTensor] = {}
+    held: dict[str, set[str]] = {}
     for path in files:
         try:
             tensors = header(path)
         except InputError as error:
             problems.take(error)
             continue
+        held[path.name] = set(tensors)
         for name, tensor in tensors.items():
             if name in found:
                 problems.add(f"{name} stands in both {found[name].path.name} and {path.name}; one place is needed")
-            found[name] = tensor
-            if weight_map is not None and name not in weight_map:
-                problems.add(f"{path.name} holds {name}, which {INDEX} does not list")
-    if weight_map is not None and not problems.lines:
-        for name, file in weight_map.items():
-            if name not in found:
-                problems.add(f"{INDEX} places {name} in {file}, which does not hold it")
-            elif found[name].path.name != file:
-                problems.add(f"{INDEX} places {name} in {file}, but it lies in {found[name].path.name}")
+            found.setdefault(name, tensor)
+    if weight_map is not None:
+        for file, names in held.items():
+            listed = {name for name, place in weight_map.items() if place == file}
+            if absent := sorted(listed - names):
+                problems.add(f"{file} lacks {_some(absent, 'tensor')} that {INDEX} places there")
+            if unlisted := sorted(names - listed):
+                problems.add(f"{file} holds {_some(unlisted, 'tensor')} that {INDEX} does not place there")
     problems.check()
     return found
 
 
-def index(path: Path) -> dict[str, FileTensor]:
+def index(path: Path, *, every: bool = False) -> dict[str, FileTensor]:
     """The tensors of a SafeTensors file, of an index file, or of a directory with either."""
     if path.is_dir():
-        files, weight_map = files_of(path)
+        files, weight_map = files_of(path, every=every)
     elif path.name.endswith(".index.json"):
         weight_map = _weight_map(path)
         files = [path.parent / name for name in sorted(set(weight_map.values()))]
@@ -212,22 +223,26 @@ def plain_name(name: str) -> bool:
 def resolve(
     wanted: Mapping[str, str], found: Mapping[str, FileTensor], config: phi3.Config
 ) -> tuple[dict[str, FileTensor], list[str]]:
-    """Linnet path -> tensor for every path of `wanted` (Linnet path -> checkpoint name), and notes.
+    """Linnet path -> tensor for every path of `config`, in its order, and notes.
 
-    Names are taken whole: the checkpoint's own, or Linnet paths, or Linnet paths below `root.`; never mixed.
-    Shapes and types are checked, tensors nobody asked for are errors, except layers past the depth asked for and
-    buffers derived from the configuration, which are skipped and noted.
+    `wanted` has the checkpoint's name of every path of the whole model, which may be deeper than `config`. Names
+    are taken whole: the checkpoint's own, or Linnet paths, or Linnet paths below `root.`; never mixed. Shapes and
+    types are checked, tensors that the whole model does not have are errors, except buffers derived from the
+    configuration; those, and layers past the depth of `config`, are skipped and noted.
     """
+    first: dict[str, str] = {}
+    for path, name in wanted.items():
+        first.setdefault(name, path)
+
+    def by_path(prefix: str) -> dict[str, str]:
+        # Two paths of one tensor (a tied head): a file that goes by paths may hold it once, under the first of them.
+        return {path: prefix + (path if prefix + path in found else first[name]) for path, name in wanted.items()}
+
     schemes = {
         "checkpoint names": dict(wanted),
-        "Linnet paths": {path: path for path in wanted},
-        "Linnet paths below root.": {path: f"root.{path}" for path in wanted},
+        "Linnet paths": by_path(""),
+        f"Linnet paths below {ROOT}": by_path(ROOT),
     }
-    if phi3.HEAD in wanted and wanted[phi3.HEAD] == wanted.get(phi3.EMBEDDING):
-        # One tensor under two paths: a file that goes by Linnet paths may hold it once.
-        for scheme, prefix in (("Linnet paths", ""), ("Linnet paths below root.", "root.")):
-            if prefix + phi3.HEAD not in found:
-                schemes[scheme][phi3.HEAD] = prefix + phi3.EMBEDDING
     scheme = max(schemes, key=lambda s: sum(name in found for name in schemes[s].values()))
     names = schemes[scheme]
 
@@ -235,51 +250,55 @@ def resolve(
     shapes = {tensor.path: tensor.shape for tensor in phi3.tensors(config)}
     resolved: dict[str, FileTensor] = {}
     missing: list[str] = []
-    for path, name in names.items():
+    wrong: dict[str, list[str]] = {}  # what is wrong, and the tensors it is wrong with: layers share a line
+    for path, shape in shapes.items():
+        name = names[path]
         if name not in found:
             missing.append(name)
             continue
         tensor = found[name]
-        shape = shapes.get(path)
-        if shape is None:
-            continue  # the head of a tied model, bound to the embedding
         if tensor.shape != shape:
             hint = " (it looks transposed: [out, in] is needed)" if tensor.shape == shape[::-1] != shape else ""
-            problems.add(f"{name} has the shape {list(tensor.shape)}; {list(shape)} is needed{hint}")
+            wrong.setdefault(f"the shape {list(tensor.shape)}; {list(shape)} is needed{hint}", []).append(name)
         if tensor.dtype not in dtypes.BY_SAFETENSORS:
-            problems.add(
-                f"{name} has the type {tensor.dtype}; BF16, F16 or F32 is needed"
-                + (": a quantized checkpoint is merged to 16 bits first" if tensor.dtype[0] in "UI" else "")
-            )
+            hint = ": a quantized checkpoint is merged to 16 bits first" if tensor.dtype[0] in "UI" else ""
+            wrong.setdefault(f"the type {tensor.dtype}; BF16, F16 or F32 is needed{hint}", []).append(name)
         resolved[path] = tensor
     if missing:
-        shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        problems.add(f"{text.counted(len(missing), 'tensor')} of {len(names)} missing (looked for {scheme}): {shown}")
+        problems.add(f"missing {_some(missing, 'tensor')} of {len(shapes)} (looked for {scheme})")
+    for what, which in wrong.items():
+        problems.add(f"{which[0]} has {what}" if len(which) == 1 else f"{_some(which, 'tensor')} have {what}")
+
+    used = set(names.values())
+    left = [name for name in found if name not in used]
+    leftovers = [name for name in left if name.endswith(phi3.LEFTOVERS)]
+    unknown = [name for name in left if not name.endswith(phi3.LEFTOVERS)]
+    for other, theirs in schemes.items():
+        others = set(theirs.values())
+        if mixed := [name for name in unknown if name in others]:
+            problems.add(
+                f"mixed names: {scheme}, but {_some(mixed, 'tensor')} by {other}; one kind is needed throughout"
+            )
+            unknown = [name for name in unknown if name not in others]
+    if unknown:
+        depth = 1 + max(layer for path in wanted if (layer := phi3.layer_of(path)) is not None)
+        problems.add(f"{phi3.ARCHITECTURE} of {text.counted(depth, 'layer')} does not have {_some(unknown, 'tensor')}")
 
     notes: list[str] = []
-    deeper: set[int] = set()
-    leftovers: list[str] = []
-    unknown: list[str] = []
-    used = set(names.values())
-    for name in found:
-        if name in used:
-            continue
-        layer = phi3.layer_of(name.removeprefix("root."))
-        if layer is not None and layer >= config.layers:
-            deeper.add(layer)
-        elif name.endswith(phi3.LEFTOVERS):
-            leftovers.append(name)
-        else:
-            unknown.append(name)
-    if deeper:
-        notes.append(f"layers {min(deeper)} to {max(deeper)} of the checkpoint are left out: {config.layers} were asked for")
+    skipped = (phi3.layer_of(path) for path, name in names.items() if path not in shapes and name in found)
+    if deeper := {layer for layer in skipped if layer is not None}:
+        layers = f"layers {min(deeper)} to {max(deeper)}" if len(deeper) > 1 else f"layer {min(deeper)}"
+        notes.append(f"left out {layers} of the checkpoint: the first {config.layers} were asked for")
     if leftovers:
-        notes.append(f"dropped {text.counted(len(leftovers), 'buffer')} derived from the configuration: {', '.join(leftovers[:3])}")
-    if unknown:
-        shown = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if len(unknown) > 4 else "")
-        problems.add(f"{text.counted(len(unknown), 'tensor')} that {phi3.ARCHITECTURE} does not have: {shown}")
+        notes.append(f"dropped {_some(leftovers, 'buffer')}: derived from the configuration")
     problems.check()
     return resolved, notes
+
+
+def _some(names: Sequence[str], noun: str, limit: int = 4) -> str:
+    """A count and the first names: 6 tensors (a, b, c, d and 2 more)."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{text.counted(len(names), noun)} ({', '.join(names[:limit])}{more})"
 
 
 def _weight_map(path: Path) -> dict[str, str]:

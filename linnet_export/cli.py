@@ -6,8 +6,9 @@ Everything heavy is imported inside a command, so that help answers at once.
 
 import json
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -22,19 +23,42 @@ if TYPE_CHECKING:
     from linnet_export.plan import Entry
 
 ModelArgument = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A Linnet card directory or a Hugging Face checkpoint directory.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="A Linnet card directory or a Hugging Face checkpoint directory.", show_default=False
+    ),
 ]
-NameOption = Annotated[str | None, typer.Option(help="The model's name in the output; default: the card's or directory's.", show_default=False)]
-WeightsOption = Annotated[Path | None, typer.Option(help="Where the weights are: a directory or a SafeTensors file.", show_default=False)]
+NameOption = Annotated[
+    str | None,
+    typer.Option(help="The model's name in the output; default: the card's or directory's.", show_default=False),
+]
+WeightsOption = Annotated[
+    Path | None, typer.Option(help="Where the weights are: a directory or a SafeTensors file.", show_default=False)
+]
 BindingsOption = Annotated[Path | None, typer.Option(help="Another bindings.json for a card.", show_default=False)]
-BindOption = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Override a generic, such as Layers=2; repeatable.", show_default=False)]
-TokenizerOption = Annotated[str | None, typer.Option(metavar="DIR|none", help="The tokenizer's directory, or none for a model without one.", show_default=False)]
+BindOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Override a generic, such as Layers=2; repeatable.", show_default=False),
+]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|none", help="The tokenizer's directory, or none for a model without one.", show_default=False
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what an earlier export wrote.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")]
 NonfiniteOption = Annotated[bool, typer.Option("--allow-nonfinite", help="Let NaN and infinity in weights through.")]
-ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Threads; default: one a core, at most 8.", show_default=False)]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="Threads; default: one a core, at most 8.", show_default=False)
+]
 OuttypeOption = Annotated[str, typer.Option(metavar="TYPE", help="f32, f16, bf16, q8_0, or auto (the source's own).")]
-PreTokenizerOption = Annotated[str | None, typer.Option(metavar="NAME", help="llama.cpp's pre-tokenizer name, where it is not recognised.", show_default=False)]
+PreTokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="llama.cpp's pre-tokenizer name, where it is not recognised.", show_default=False
+    ),
+]
 DtypeOption = Annotated[str, typer.Option(metavar="TYPE", help="f32, f16, bf16, or auto (bytes unchanged).")]
 ShardOption = Annotated[str, typer.Option(metavar="SIZE", help="The largest weight file, such as 5GB.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -42,7 +66,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def gguf_command(
     model: ModelArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR|FILE.gguf", help="A directory for NAME-TYPE.gguf and a Modelfile, or just a file.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR|FILE.gguf",
+            help="A directory for NAME-TYPE.gguf and a Modelfile, or just a file.",
+            show_default=False,
+        ),
+    ] = None,
     outtype: OuttypeOption = "f16",
     name: NameOption = None,
     weights: WeightsOption = None,
@@ -67,18 +100,29 @@ def gguf_command(
         _print_tensors(plan.entries)
         _print_keys(plan.keys())
         _print_notes(plan.notes)
-        typer.echo(f"{plan.file_name}: {text.counted(len(plan.entries), 'tensor')}, {text.size(plan.nbytes)}; nothing was written")
+        typer.echo(
+            f"{plan.file_name}: {text.counted(len(plan.entries), 'tensor')}, {text.size(plan.nbytes)}; "
+            "nothing was written"
+        )
         return
     if output is None:
-        raise typer.BadParameter("needed, unless --dry-run only shows what would be written", param_hint="--output / -o")
+        raise typer.BadParameter(
+            "needed, unless --dry-run only shows what would be written", param_hint="--output / -o"
+        )
     with progress.shown("writing GGUF") as report:
-        done = gguf.export(model, output, force=force, allow_nonfinite=allow_nonfinite, threads=threads, progress=report, **options)
-    _print_done(done, [f"llama-bench -m {done.files[0]}", *(f"ollama create {_ollama_name(done)} -f {f}" for f in done.files[1:])])
+        done = gguf.export(
+            model, output, force=force, allow_nonfinite=allow_nonfinite, threads=threads, progress=report, **options
+        )
+    following = [["llama-bench", "-m", str(done.files[0])]]
+    following += [["ollama", "create", _ollama_name(done), "-f", str(modelfile)] for modelfile in done.files[1:]]
+    _print_done(done, following)
 
 
 def hf_command(
     model: ModelArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="The directory to write.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="The directory to write.", show_default=False)
+    ] = None,
     dtype: DtypeOption = "auto",
     max_shard_size: ShardOption = "5GB",
     name: NameOption = None,
@@ -95,8 +139,8 @@ def hf_command(
     from linnet_export import hf, progress
 
     options: dict[str, Any] = {
-        "dtype": dtype.lower(), "max_shard_size": max_shard_size, "name": name, "weights": weights, "bindings": bindings,
-        "bind": _bind(bind), "tokenizer": tokenizer,
+        "dtype": dtype.lower(), "max_shard_size": max_shard_size, "name": name, "weights": weights,
+        "bindings": bindings, "bind": _bind(bind), "tokenizer": tokenizer,
     }  # fmt: skip
     if dry_run:
         plan = hf.plan(model, **options)
@@ -109,14 +153,20 @@ def hf_command(
         )
         return
     if output is None:
-        raise typer.BadParameter("needed, unless --dry-run only shows what would be written", param_hint="--output / -o")
+        raise typer.BadParameter(
+            "needed, unless --dry-run only shows what would be written", param_hint="--output / -o"
+        )
     with progress.shown("writing checkpoint") as report:
-        done = hf.export(model, output, force=force, allow_nonfinite=allow_nonfinite, threads=threads, progress=report, **options)
-    _print_done(done, [f"vllm serve {output}"])
+        done = hf.export(
+            model, output, force=force, allow_nonfinite=allow_nonfinite, threads=threads, progress=report, **options
+        )
+    _print_done(done, [["vllm", "serve", str(output)]])
 
 
 def inspect_command(
-    path: Annotated[Path, typer.Argument(metavar="X", help="A card, a checkpoint directory, or a GGUF file.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="X", help="A card, a checkpoint directory, or a GGUF file.", show_default=False)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Show what X is: sizes, tensors, tokenizer, template, end tokens."""
@@ -141,7 +191,11 @@ def _options(
     """Export Phi-3 models: Linnet cards and Hugging Face checkpoints to GGUF and Hugging Face."""
 
 
-_STYLE: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "context_settings": {"help_option_names": ["-h", "--help"]}}
+_STYLE: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 
 app = typer.Typer(no_args_is_help=True, callback=_options, **_STYLE)
 app.command("gguf")(gguf_command)
@@ -205,10 +259,13 @@ def _print_tensors(entries: "Iterable[Entry]") -> None:
     _print_table(("tensor", "type", "shape", "size"), rows)
 
 
-def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     for row in [head, *rows]:
-        cells = [cell.rjust(width) if i == len(head) - 1 else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.rjust(width) if i == len(head) - 1 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         typer.echo("  ".join(cells).rstrip())
     typer.echo("")
 
@@ -228,18 +285,22 @@ def _print_notes(notes: Iterable[str]) -> None:
         typer.echo(f"note: {note}")
 
 
-def _print_done(done: "Exported", following: Iterable[str]) -> None:
+def _print_done(done: "Exported", following: Iterable[list[str]]) -> None:
     _print_notes(done.notes)
-    typer.echo(f"wrote {done.output}: {text.counted(done.tensors, 'tensor')}, {text.size(done.nbytes)} in {done.seconds:.1f} s")
+    typer.echo(
+        f"wrote {done.output}: {text.counted(done.tensors, 'tensor')}, {text.size(done.nbytes)} in {done.seconds:.1f} s"
+    )
     for file in done.files:
         typer.echo(f"  {file}")
     typer.echo("next:")
     for command in following:
-        typer.echo(f"  {command}")
+        typer.echo(f"  {shlex.join(command)}")
 
 
 def _print_info(info: "Info") -> None:
-    typer.echo(f"{info.name}: {info.form}, {info.architecture}, {info.weights / 1e6:,.1f} M weights, {text.size(info.nbytes)}")
+    typer.echo(
+        f"{info.name}: {info.form}, {info.architecture}, {info.weights / 1e6:,.1f} M weights, {text.size(info.nbytes)}"
+    )
     typer.echo(f"types: {', '.join(f'{count} {kind}' for kind, count in info.types.items())}\n")
     for key, value in info.settings.items():
         shown = {None: "none", True: "yes", False: "no"}.get(value, value) if isinstance(value, bool | None) else value

@@ -8,7 +8,8 @@
 Each problem is one line: what was found, what is needed and, where there is one, the remedy.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 
@@ -47,6 +48,14 @@ class Problems:
         """Records the problems of an error that was caught."""
         for line in error.problems:
             self.add(line)
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Records the problems of an InputError that the block raises, and goes on after the block."""
+        try:
+            yield
+        except InputError as error:
+            self.take(error)
 
     def fail(self, line: str | None = None) -> NoReturn:
         """Raises everything collected, with one more line if given."""

@@ -2,14 +2,16 @@
 
     with files.new_file(Path("out/model.gguf"), force=False) as partial:
         ...                                   # write to `partial`, a temporary name in the same directory
-    # renamed here; on any error the temporary file is gone and what was there before is untouched
+
+It is renamed where the block ends; on any error the temporary file is gone and what was there before is untouched.
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from linnet_export.errors import OutputError
@@ -30,68 +32,66 @@ def new_file(path: Path, *, force: bool) -> Iterator[Path]:
     """Gives a temporary path beside `path`; renames it to `path` when the block ends without an error."""
     refuse_existing(path, force=force)
     partial = _beside(path)
-    try:
-        make_directory(path.parent)
-        yield partial
-        _flush(partial)
-        if force:
-            partial.replace(path)
-        else:
-            # A link refuses to replace what another process wrote meanwhile; a rename would not.
-            os.link(partial, path)
-            partial.unlink()
-        _flush_directory(path.parent)
-    except FileExistsError:
-        raise OutputError(f"{path} exists: another run wrote it meanwhile; --force replaces it") from None
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with _directory(path.parent):
+        try:
+            yield partial
+            _flush(partial)
+            if force:
+                partial.replace(path)
+            else:
+                _rename_to_new(partial, path)
+            _flush_directory(path.parent)
+        except FileExistsError:
+            raise OutputError(f"{path} exists: another run wrote it meanwhile; --force replaces it") from None
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def new_directory(path: Path, *, force: bool, ours: Callable[[str], bool]) -> Iterator[Path]:
+def new_directory(path: Path, *, force: bool, foreign: Callable[[Path], Sequence[str]]) -> Iterator[Path]:
     """Gives a temporary directory beside `path`; renames it to `path` when the block ends without an error.
 
-    An existing directory that is not empty is refused unless forced, and then still refused if it holds anything
-    that `ours` does not recognise as part of an export: --force replaces exports, not other people's files.
+    An existing directory that is not empty is refused unless forced, and then still refused if `foreign` names
+    anything in it: --force replaces exports, not other people's files.
     """
+    path = path.resolve()  # a link to a directory stays a link
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file; a directory is needed")
-    there = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+    there = path.is_dir() and any(path.iterdir())
     if there and not force:
-        raise OutputError(f"{path} exists and is not empty; --force replaces it")
-    foreign = [name for name in there if not ours(name)]
-    if foreign:
+        raise OutputError(f"{path} exists and is not empty; --force replaces what an earlier export wrote")
+    if there and (names := foreign(path)):
         raise OutputError(
-            f"{path} holds {', '.join(foreign[:3])}{' and more' if len(foreign) > 3 else ''}, which no export writes; "
-            "--force replaces only a directory that an export wrote"
+            f"{path} holds {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}, which no export wrote; "
+            "--force replaces only what an earlier export wrote: move it away, or choose another directory"
         )
     partial = _beside(path)
-    try:
-        make_directory(path.parent)
-        partial.mkdir()
-        yield partial
-        for file in partial.rglob("*"):
-            if file.is_file():
-                _flush(file)
-        _flush_directory(partial)
-        if there:
-            old = _beside(path)
-            path.rename(old)
-            try:
-                partial.rename(path)
-            except OSError:
-                old.rename(path)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            partial.rename(path)  # also onto an empty directory; refused if another run filled it meanwhile
-        _flush_directory(path.parent)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _directory(path.parent):
+        try:
+            partial.mkdir()
+            yield partial
+            for file in partial.rglob("*"):
+                if file.is_file():
+                    _flush(file)
+            _flush_directory(partial)
+            if there:
+                old = _beside(path)
+                path.rename(old)
+                try:
+                    partial.rename(path)
+                except OSError:
+                    old.rename(path)
+                    raise
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                partial.rename(path)  # also onto an empty directory; refused if another run filled it meanwhile
+            _flush_directory(path.parent)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def preallocate(path: Path, size: int) -> None:
@@ -100,12 +100,37 @@ def preallocate(path: Path, size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def make_directory(path: Path) -> None:
-    """Makes a directory and its parents; OutputError if that cannot be."""
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[None]:
+    """Makes a directory and its parents for a block; those it made are taken back if the block fails."""
+    made = [directory for directory in (path, *path.parents) if not directory.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be made a directory: {error.strerror or error}") from None
+        yield
+    except BaseException:
+        for directory in made:
+            with contextlib.suppress(OSError):  # never made, or no longer empty
+                directory.rmdir()
+        raise
+
+
+def _rename_to_new(partial: Path, path: Path) -> None:
+    """Renames a file; FileExistsError if another process wrote the new name meanwhile."""
+    try:
+        os.link(partial, path)  # refuses to replace, where a rename would not
+        partial.unlink()
+    except FileExistsError:
+        raise
     except OSError as error:
-        raise OutputError(f"{path} cannot be made a directory: {error.strerror or error}") from None
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        # A file system without links (FAT, some network ones): look, then rename.
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        partial.rename(path)
 
 
 def _beside(path: Path) -> Path:

@@ -2,6 +2,8 @@
 
     from linnet_export import gguf
     gguf.export("phi-3-mini-4k-instruct", "out/gguf", outtype="bf16")
+
+Options and results are the command's; what it refuses is raised as an ExportError.
 """
 
 import contextlib
@@ -78,8 +80,6 @@ def export(
         written = [target / planned.file_name, target / MODELFILE]
         modelfile = _modelfile(planned)
         notes += modelfile.notes
-    for path in written:
-        files.refuse_existing(path, force=force)
     with contextlib.ExitStack() as stack:
         partials = [stack.enter_context(files.new_file(path, force=force)) for path in written]
         if modelfile is not None:

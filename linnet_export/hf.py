@@ -2,6 +2,8 @@
 
     from linnet_export import hf
     hf.export("phi-3-mini-4k-instruct", "out/hf")
+
+Options and results are the command's; what it refuses is raised as an ExportError.
 """
 
 import time

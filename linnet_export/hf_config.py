@@ -6,7 +6,7 @@ Refused by name: other architectures, other rope scalings, biases, quantized che
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from linnet_export import phi3, text
@@ -52,13 +52,16 @@ def read(config: Mapping[str, Any], origin: str, *, context: int | None = None) 
     if not isinstance(tied, bool):
         reader.problems.add(f"{origin}: tie_word_embeddings is {text.shown(tied)}; true or false is needed")
     head_dim = number("head_dim", optional=True)
-    if head_dim is not None and heads and head_dim * heads != hidden:
-        reader.problems.add(f"{origin}: head_dim is {head_dim}; hidden_size / num_attention_heads = {hidden} / {heads} is needed")
-    reader.problems.check()
-
+    if head_dim and hidden and heads and head_dim * heads != hidden:
+        reader.problems.add(
+            f"{origin}: head_dim is {head_dim}; hidden_size / num_attention_heads = {hidden} / {heads} is needed"
+        )
     positions = context if positions is None else positions
-    assert None not in (vocab, hidden, heads, inner, layers, positions, eps)  # collected above
-    rope = _rope(reader, head_dim=hidden // heads if heads else 0, context=positions)
+    whole = hidden and heads and heads > 0 and hidden % heads == 0
+    rope = _rope(reader, head_dim=hidden // heads if whole else None, context=positions)
+    reader.problems.check()
+    assert rope is not None  # what is missing was collected above
+    assert positions is not None
     result = phi3.Config(
         vocab=vocab,
         hidden=hidden,
@@ -94,7 +97,7 @@ class _Reader:
                 self.problems.add(f"{self.origin} lacks {key}; an integer is needed")
             return None
         if isinstance(value, float) and value.is_integer():
-            return int(value)
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             self.problems.add(f"{self.origin}: {key} is {text.shown(value)}; an integer is needed")
             return None
@@ -117,14 +120,16 @@ class _Reader:
 
 
 def _refuse_others(config: Mapping[str, Any], origin: str) -> None:
-    architectures = config.get("architectures") or []
-    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{origin}: architectures is {text.shown(names)}; a list of names is needed")
     if names and phi3.ARCHITECTURE not in names:
         why = "computes differently despite its name" if names[0] in LOOK_ALIKES else "is another architecture"
         raise UnsupportedError(f"{origin}: {names[0]} {why}; supported: {phi3.ARCHITECTURE}")
-    if not names and config.get("model_type") != phi3.MODEL_TYPE:
+    kind = config.get("model_type")
+    if kind != phi3.MODEL_TYPE and not (names and kind is None):
         raise UnsupportedError(
-            f"{origin}: model_type is {text.shown(config.get('model_type'))}; supported: {phi3.MODEL_TYPE} ({phi3.ARCHITECTURE})"
+            f"{origin}: model_type is {text.shown(kind)}; supported: {phi3.MODEL_TYPE} ({phi3.ARCHITECTURE})"
         )
     problems = []
     if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
@@ -151,7 +156,11 @@ _SHARED = {
 }
 
 
-def _rope(reader: _Reader, *, head_dim: int, context: int) -> phi3.Rope:
+def _rope(reader: _Reader, *, head_dim: int | None, context: int | None) -> phi3.Rope | None:
+    """The rope settings of every place they may stand; None (and problems) where they are not whole.
+
+    Without a sound `head_dim` or `context`, which are problems of their own, the rest is still looked at.
+    """
     config, origin, problems = reader.config, reader.origin, reader.problems
     groups: dict[str, Mapping[str, Any]] = {}
     for key in ("rope_parameters", "rope_scaling"):
@@ -172,13 +181,12 @@ def _rope(reader: _Reader, *, head_dim: int, context: int) -> phi3.Rope:
             problems.add(f"{origin} contradicts itself on the {what}: {stated}; they must agree")
         return values[0] if values else None
 
-    kinds = {
-        key: group.get("rope_type", group.get("type", "default" if key == "rope_parameters" else None))
-        for key, group in groups.items()
-    }
-    if "rope_scaling" in kinds and kinds["rope_scaling"] is None:
+    kinds: dict[str, object] = {}
+    for key, group in groups.items():
+        said = {f"{key}.{field}": group[field] for field in ("rope_type", "type") if group.get(field) is not None}
         # transformers 5 also accepts its new parameters under the old key: a theta alone is no scaling.
-        kinds["rope_scaling"] = "default" if "rope_theta" in groups["rope_scaling"] else None
+        plain = "default" if key == "rope_parameters" or "rope_theta" in group else None
+        kinds |= said or {key: plain}
     named = {key: "longrope" if kind in LONGROPE_TYPES else kind for key, kind in kinds.items()}
     for key, kind in named.items():
         if kind not in ("longrope", *PLAIN_TYPES):
@@ -186,36 +194,43 @@ def _rope(reader: _Reader, *, head_dim: int, context: int) -> phi3.Rope:
                 f"{origin}: {key} asks for {text.shown(kinds[key])}; the architecture has "
                 f"{', '.join((*PLAIN_TYPES, *LONGROPE_TYPES))}"
             )
-    if len(set(named.values())) > 1 and not problems.lines:
-        stated = " and ".join(f"{key} is {text.shown(kinds[key])}" for key in named)
-        problems.add(f"{origin} contradicts itself on the rope type: {stated}; they must agree")
+        elif kind != next(iter(named.values())):
+            stated = " and ".join(f"{key} is {text.shown(kinds[key])}" for key in named)
+            problems.add(f"{origin} contradicts itself on the rope type: {stated}; they must agree")
 
     theta = agreed("rotary base", *_SHARED["theta"])
     theta = reader.real_value(theta, "rope_theta")
     partial = agreed("rotated part of a head", *_SHARED["partial"])
     partial = 1.0 if partial is None else reader.real_value(partial, "partial_rotary_factor")
+    if partial is not None and not 0 < partial <= 1:
+        problems.add(f"{origin}: partial_rotary_factor is {partial}; a number above 0 and at most 1 is needed")
+        partial = None
+    dims = None if head_dim is None or partial is None else int(head_dim * partial)
     original = agreed("original context", *_SHARED["original"])
     is_long = "longrope" in named.values()
     if original is None:
         if is_long:
             problems.add(f"{origin} lacks original_max_position_embeddings, which longrope needs")
         original = context
-    if isinstance(original, bool) or not isinstance(original, int | float) or original != int(original) or original < 1:
-        problems.add(f"{origin}: original_max_position_embeddings is {text.shown(original)}; a positive integer is needed")
-        original = context
-    problems.check()
-    dims = int(head_dim * partial)
+    if original is not None and (
+        isinstance(original, bool) or not isinstance(original, int | float) or original != int(original) or original < 1
+    ):
+        problems.add(
+            f"{origin}: original_max_position_embeddings is {text.shown(original)}; a positive integer is needed"
+        )
+        original = None
 
     short = long = None
     attention, given = 1.0, False
     if is_long:
         short = _factors(reader, agreed("short factors", "short_factor"), "short_factor", dims)
         long = _factors(reader, agreed("long factors", "long_factor"), "long_factor", dims)
-        attention, given = _attention_factor(reader, agreed, context, int(original))
-    problems.check()
+        attention, given = _attention_factor(reader, agreed, context, original)
+    if theta is None or original is None or problems.lines:
+        return None
     return phi3.Rope(
         theta=theta,
-        dims=dims,
+        dims=dims or 0,
         original_context=int(original),
         short=short,
         long=long,
@@ -224,23 +239,26 @@ def _rope(reader: _Reader, *, head_dim: int, context: int) -> phi3.Rope:
     )
 
 
-def _factors(reader: _Reader, value: object, key: str, dims: int) -> tuple[float, ...] | None:
+def _factors(reader: _Reader, value: object, key: str, dims: int | None) -> tuple[float, ...] | None:
     origin, problems = reader.origin, reader.problems
+    needed = f"a list of {'' if dims is None else f'{dims // 2} '}positive numbers is needed"
     if value is None:
-        problems.add(f"{origin}: longrope without {key}; a list of {dims // 2} numbers is needed")
+        problems.add(f"{origin}: longrope without {key}; {needed}")
         return None
     if not isinstance(value, list) or not all(
         isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) and n > 0 for n in value
     ):
-        problems.add(f"{origin}: {key} is {text.shown(value)}; a list of {dims // 2} positive numbers is needed")
+        problems.add(f"{origin}: {key} is {text.shown(value)}; {needed}")
         return None
-    if len(value) != dims // 2:
+    if dims is not None and len(value) != dims // 2:
         problems.add(f"{origin}: {key} has {len(value)} numbers; {dims} rotary dims need {dims // 2}")
         return None
     return tuple(float(n) for n in value)
 
 
-def _attention_factor(reader: _Reader, agreed: Any, context: int, original: int) -> tuple[float, bool]:
+def _attention_factor(
+    reader: _Reader, agreed: Callable[[str, str], Any], context: int | None, original: int | None
+) -> tuple[float, bool]:
     """longrope's attention factor, and whether the configuration states it.
 
     transformers reads attention_factor, else derives it (from `factor` where given); vLLM reads short_mscale and
@@ -264,6 +282,8 @@ def _attention_factor(reader: _Reader, agreed: Any, context: int, original: int)
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0):
         problems.add(f"{origin}: factor is {text.shown(factor)}; a positive number is needed")
         return 1.0, False
+    if context is None or context < 1 or original is None:
+        return 1.0, False  # a problem of its own
     derived = phi3.derived_attention_factor(context, original, None if factor is None else float(factor))
     # A stretch that the context lengths do not say would be lost in a file that keeps only those.
     return derived, factor is not None and derived != phi3.derived_attention_factor(context, original)

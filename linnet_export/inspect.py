@@ -27,7 +27,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
-    """`tokens` lists the end-of-sequence set as (id, text); `keys` are a GGUF file's own, long lists cut."""
+    """`eos` is the end-of-sequence set as (id, text); `keys` are a GGUF file's own, long lists cut."""
 
     form: str
     name: str
@@ -137,10 +137,14 @@ def _gguf(path: Path) -> Info:
             TensorInfo(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.n_bytes))
             for t in reader.tensors
         )
-    except Exception as error:  # the library raises whatever a damaged file makes it raise
+    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file makes it raise
         raise InputError(f"{path} is damaged or not a whole GGUF file ({type(error).__name__}: {error})") from None
     tokens = values.get("tokenizer.ggml.tokens") or []
-    eos = [values[k] for k in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if isinstance(values.get(k), int)]
+    eos = [
+        values[k]
+        for k in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        if isinstance(values.get(k), int)
+    ]
     template = values.get("tokenizer.chat_template")
     architecture = str(values.get("general.architecture", "unknown"))
     prefix = f"{architecture}."
@@ -163,5 +167,3 @@ def _short(value: object) -> object:
     if isinstance(value, list) and len(value) > _LONG_LIST:
         return f"{len(value)} values: {text.shown(value[:_LONG_LIST])}"
     return value
-
-

@@ -78,11 +78,15 @@ def open_model(
     directory = Path(model)
     if directory.is_file():
         checkpoint.refuse_pickle(directory)
-        raise InputError(f"{directory} is a file; the directory of a Linnet card or a Hugging Face checkpoint is needed")
+        raise InputError(
+            f"{directory} is a file; the directory of a Linnet card or a Hugging Face checkpoint is needed"
+        )
     if not directory.is_dir():
-        raise InputError(f"{directory} does not exist; the directory of a Linnet card or a Hugging Face checkpoint is needed")
-    if name is not None and (not checkpoint.plain_name(name) or name.startswith("-")):
-        raise InputError(f"--name {name}: a name that can stand in a file name is needed")
+        raise InputError(
+            f"{directory} does not exist; the directory of a Linnet card or a Hugging Face checkpoint is needed"
+        )
+    if name is not None:
+        _check_name(name, "--name")
     if cards.is_card(directory):
         opened = _open_card(directory, weights, bindings, bind or {}, tokenizer)
     elif (directory / CONFIG).is_file():
@@ -93,7 +97,17 @@ def open_model(
         raise InputError(
             f"{directory} holds neither {cards.NEST} (a Linnet card) nor {CONFIG} (a Hugging Face checkpoint)"
         )
-    return opened if name is None else opened.with_name(name)
+    if name is None:
+        _check_name(opened.name, f"the name of {directory}")
+        return opened
+    return opened.with_name(name)
+
+
+def _check_name(name: str, origin: str) -> None:
+    if not checkpoint.plain_name(name) or name.startswith("-") or not name.isprintable():
+        raise InputError(
+            f"{origin} is {text.shown(name)}; a name that can stand in a file name is needed: --name NAME gives one"
+        )
 
 
 def _open_card(
@@ -104,50 +118,49 @@ def _open_card(
     tokenizer: str | Path | None,
 ) -> Model:
     card = cards.read(directory, bind=bind, bindings=None if bindings is None else Path(bindings))
+    found: Mapping[str, checkpoint.FileTensor]
     found, weights_directory = _card_weights(card, weights)
     config = card.config()
 
     problems = Problems()
     hf: Mapping[str, Any] = {}
-    if (weights_directory / CONFIG).is_file():
-        path = weights_directory / CONFIG
-        hf = text.read_json_object(path)
-        try:
+    path = weights_directory / CONFIG
+    if path.is_file():
+        with problems.collect():
+            hf = text.read_json_object(path)
             stated = hf_config.read(hf, str(path), context=card.context)
             _agree(stated, card, path, problems)
-            config = replace(
-                config,
-                context=stated.context,
-                rope=replace(config.rope, original_context=stated.rope.original_context),
-            )
-        except InputError as error:
-            problems.take(error)
+            rope = replace(config.rope, original_context=stated.rope.original_context)
+            config = replace(config, context=stated.context, rope=rope)
 
-    wanted = {tensor.path: card.tensor_name(tensor.path) for tensor in phi3.tensors(replace(config, tied=False))}
+    wanted = {t.path: card.tensor_name(t.path) for t in phi3.tensors(replace(config, layers=card.layers, tied=False))}
     tensors: Mapping[str, checkpoint.FileTensor] = {}
     notes: list[str] = []
-    try:
-        tensors, notes = checkpoint.resolve(wanted, found, config)
-    except InputError as error:
-        problems.take(error)
-    wanted_type = card.generics.get("T")
-    if wanted_type is not None and not problems.lines:
-        other = [t for t in tensors.values() if dtypes.BY_SAFETENSORS[t.dtype].name != wanted_type]
-        if other:
+    with problems.collect():
+        tied, found, notes = _settle_head(config, wanted[phi3.EMBEDDING], found)
+        if tied != config.tied:
             problems.add(
-                f"T is {wanted_type}, but {text.counted(len(other), 'tensor')} (first {other[0].name}) "
-                f"{'is' if len(other) == 1 else 'are'} {other[0].dtype}: T describes the weights; "
-                "to convert them use --outtype (GGUF) or --dtype (Hugging Face)"
+                f"{phi3.HEAD} differs from {phi3.EMBEDDING}, although the card binds both to {wanted[phi3.EMBEDDING]}; "
+                "take it out of the weights, or bind it to its own name"
             )
-    problems.check()
-    ordered = {tensor.path: tensors[tensor.path] for tensor in phi3.tensors(config)}
+        tensors, more = checkpoint.resolve(wanted, found, config)
+        notes += more
+    wanted_type = card.generics.get("T")
+    other = [t for t in tensors.values() if wanted_type not in (None, dtypes.BY_SAFETENSORS[t.dtype].name)]
+    if other:
+        problems.add(
+            f"T is {wanted_type}, but {text.counted(len(other), 'tensor')} (first {other[0].name}) "
+            f"{'is' if len(other) == 1 else 'are'} {other[0].dtype}: T describes the weights "
+            f"(--bind T={dtypes.BY_SAFETENSORS[other[0].dtype].name}); "
+            "to convert them use --outtype (GGUF) or --dtype (Hugging Face)"
+        )
     return _assemble(
         name=card.name,
         form="Linnet card",
         directory=directory,
         weights=weights_directory,
         config=config,
-        tensors=ordered,
+        tensors=tensors,
         hf=hf,
         tokenizer=tokenizer,
         tokenizer_places=(weights_directory, directory),
@@ -156,10 +169,11 @@ def _open_card(
             revision=card.revision,
             title=_string(card.model.get("title")),
             license=_string(card.model.get("license")),
-            tags=tuple(tag for tag in card.model.get("tags", ()) if isinstance(tag, str)),
+            tags=_strings(card.model.get("tags")),
             links=card.links,
         ),
         notes=notes,
+        problems=problems,
     )
 
 
@@ -178,7 +192,7 @@ def _card_weights(card: cards.Card, weights: str | Path | None) -> tuple[dict[st
             checkpoint.refuse_pickle(path)
         return checkpoint.read_index(beside), card.directory
     if not card.files and card.repo is None:
-        return checkpoint.index(card.directory), card.directory
+        return checkpoint.index(card.directory, every=True), card.directory
     if card.repo is not None:
         cached = _cached_snapshot(card.repo, card.revision)
         if cached is not None:
@@ -239,29 +253,47 @@ def _word(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)
 
 
 def _open_checkpoint(
     directory: Path, weights: str | Path | None, bind: Mapping[str, int | str], tokenizer: str | Path | None
 ) -> Model:
+    problems = Problems()
     path = directory / CONFIG
-    hf = text.read_json_object(path)
-    config = hf_config.read(hf, str(path))
-    layers = config.layers
+    hf: Mapping[str, Any] = {}
+    config: phi3.Config | None = None
+    with problems.collect():
+        hf = text.read_json_object(path)
+        config = hf_config.read(hf, str(path))
+    depth = None if config is None else config.layers
     for name, value in bind.items():
         if name != "Layers" or not isinstance(value, int):
-            raise InputError(f"--bind {name}={value}: only Layers=N applies to a Hugging Face checkpoint")
-        if not 1 <= value <= layers:
-            raise InputError(f"--bind Layers={value}: the checkpoint has {layers} layers")
-        config = replace(config, layers=value)
+            problems.add(f"--bind {name}={value}: only Layers=N applies to a Hugging Face checkpoint")
+        elif config is not None and depth is not None and not 1 <= value <= depth:
+            problems.add(f"--bind Layers={value}: the checkpoint has {depth} layers")
+        elif config is not None:
+            config = replace(config, layers=value)
 
     place = directory if weights is None else Path(weights)
-    if not place.exists():
-        raise InputError(f"--weights {place} does not exist; a directory or a SafeTensors file is needed")
-    found = checkpoint.index(place)
-    config, found, notes = _settle_head(config, found)
-    tensors, more = checkpoint.resolve({tensor.path: tensor.hf for tensor in phi3.tensors(config)}, found, config)
+    found: Mapping[str, checkpoint.FileTensor] = {}
+    with problems.collect():
+        if not place.exists():
+            raise InputError(f"--weights {place} does not exist; a directory or a SafeTensors file is needed")
+        found = checkpoint.index(place)
+    if config is None or depth is None or not found:
+        with problems.collect():
+            _find_tokenizer(tokenizer, (directory,))
+        problems.fail()
+    tensors: Mapping[str, checkpoint.FileTensor] = {}
+    notes: list[str] = []
+    with problems.collect():
+        names = {tensor.path: tensor.hf for tensor in phi3.tensors(replace(config, layers=depth, tied=False))}
+        tied, found, notes = _settle_head(config, names[phi3.EMBEDDING], found)
+        config = replace(config, tied=tied)
+        wanted = {path: name for path, name in names.items() if not (tied and path == phi3.HEAD)}
+        tensors, more = checkpoint.resolve(wanted, found, config)
+        notes += more
     repo, revision = _repository_of(directory)
     return _assemble(
         name=(repo or directory.resolve().name).rsplit("/", 1)[-1],
@@ -274,25 +306,31 @@ def _open_checkpoint(
         tokenizer=tokenizer,
         tokenizer_places=(directory,),
         provenance=Provenance(repo=repo, revision=revision, links={}),
-        notes=[*notes, *more],
+        notes=notes,
+        problems=problems,
     )
+
+
+# The head goes by its Linnet path in a checkpoint, too.
+_HEADS = (phi3.HEAD, checkpoint.ROOT + phi3.HEAD)
+_EMBEDDINGS = (phi3.EMBEDDING, checkpoint.ROOT + phi3.EMBEDDING)
 
 
 def _settle_head(
-    config: phi3.Config, found: Mapping[str, checkpoint.FileTensor]
-) -> tuple[phi3.Config, Mapping[str, checkpoint.FileTensor], list[str]]:
-    """A checkpoint that ties its head but stores one: dropped where it equals the embedding, else kept and untied."""
-    names = {tensor.path: tensor.hf for tensor in phi3.tensors(replace(config, tied=False))}
-    head, embedding = names[phi3.HEAD], names[phi3.EMBEDDING]
-    if not config.tied or head not in found or embedding not in found:
-        return config, found, []
-    if _same_bytes(found[head], found[embedding]):
-        return config, {n: t for n, t in found.items() if n != head}, [f"{head} equals the embedding it is tied to: written once"]
-    return (
-        replace(config, tied=False),
-        found,
-        [f"{head} differs from the embedding although config.json ties them: both are written, untied"],
-    )
+    config: phi3.Config, embedding: str, found: Mapping[str, checkpoint.FileTensor]
+) -> tuple[bool, Mapping[str, checkpoint.FileTensor], list[str]]:
+    """Whether the head is tied, the tensors without a head that repeats the embedding, and notes.
+
+    A tied model may still store a head: one that equals the embedding is dropped, one that differs unties it.
+    """
+    head = next((name for name in _HEADS if name in found), None)
+    stored = next((name for name in (embedding, *_EMBEDDINGS) if name in found), None)
+    if not config.tied or head is None or stored is None or head == stored:
+        return config.tied, found, []
+    if _same_bytes(found[head], found[stored]):
+        rest = {name: tensor for name, tensor in found.items() if name != head}
+        return True, rest, [f"{head} equals the embedding it is tied to: written once"]
+    return False, found, [f"{head} differs from the embedding it should be tied to: both are written, untied"]
 
 
 def _same_bytes(a: checkpoint.FileTensor, b: checkpoint.FileTensor) -> bool:
@@ -329,17 +367,24 @@ def _assemble(
     tokenizer_places: Sequence[Path],
     provenance: Provenance,
     notes: Sequence[str],
+    problems: Problems,
 ) -> Model:
-    """The parts that every form shares: tokenizer, token ids, type."""
-    files = _find_tokenizer(tokenizer, tokenizer_places)
+    """The parts that every form shares: tokenizer, token ids, type; raises what `problems` has by then."""
+    files: tokenizer_files.TokenizerFiles | None = None
     generation: Mapping[str, Any] = {}
-    for place in dict.fromkeys((weights, *((files.directory,) if files else ()), *tokenizer_places)):
-        if (place / GENERATION_CONFIG).is_file():
-            generation = text.read_json_object(place / GENERATION_CONFIG)
-            break
-    eos = tokenizer_files.eos_ids(files, hf, generation)
-    bos, pad = (_token_id(hf, key) for key in ("bos_token_id", "pad_token_id"))
-    problems = Problems()
+    eos: tuple[int, ...] = ()
+    bos = pad = None
+    with problems.collect():
+        files = _find_tokenizer(tokenizer, tokenizer_places)
+    with problems.collect():
+        for place in dict.fromkeys((weights, *((files.directory,) if files else ()), *tokenizer_places)):
+            if (place / GENERATION_CONFIG).is_file():
+                generation = text.read_json_object(place / GENERATION_CONFIG)
+                break
+    with problems.collect():
+        eos = tokenizer_files.eos_ids(files, hf, generation)
+    with problems.collect():
+        bos, pad = (_token_id(hf, key) for key in ("bos_token_id", "pad_token_id"))
     for kind, ids in (("bos", (bos,)), ("eos", eos), ("pad", (pad,))):
         for token in ids:
             if token is not None and not -1 <= token < config.vocab:
@@ -365,15 +410,15 @@ def _assemble(
     )
 
 
-def _find_tokenizer(
-    tokenizer: str | Path | None, places: Sequence[Path]
-) -> tokenizer_files.TokenizerFiles | None:
+def _find_tokenizer(tokenizer: str | Path | None, places: Sequence[Path]) -> tokenizer_files.TokenizerFiles | None:
     if tokenizer is not None and str(tokenizer) == "none":
         return None
     looked = [Path(tokenizer)] if tokenizer is not None else list(dict.fromkeys(places))
     for place in looked:
         if not place.is_dir():
-            raise InputError(f"--tokenizer {place} is not a directory; a directory with tokenizer files, or none, is needed")
+            raise InputError(
+                f"--tokenizer {place} is not a directory; a directory with tokenizer files, or none, is needed"
+            )
         found = tokenizer_files.find(place)
         if found is not None:
             return found
@@ -392,3 +437,7 @@ def _token_id(config: Mapping[str, Any], key: str) -> int | None:
 
 def _string(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()

@@ -157,21 +157,25 @@ def check(config: Config, problems: Problems) -> None:
             problems.add(f"{_WORDS[name]} is {value}; it must be at least 1")
     if problems.lines:
         return
+    rope = config.rope
     if config.hidden % config.heads:
         problems.add(f"hidden size {config.hidden} is not a multiple of the {config.heads} heads")
     elif config.head_dim % 2:
-        problems.add(f"the head size is {config.hidden} / {config.heads} = {config.head_dim}; rotary positions need an even one")
+        problems.add(
+            f"the head size is {config.hidden} / {config.heads} = {config.head_dim}; rotary positions need an even one"
+        )
+    elif rope.dims < 2 or rope.dims % 2 or rope.dims > config.head_dim:
+        problems.add(
+            f"{rope.dims} rotary dims do not fit a head of {config.head_dim}: an even number up to it is needed"
+        )
     if config.heads % config.kv_heads:
         problems.add(f"{config.heads} heads cannot share {config.kv_heads} key/value heads evenly")
     if config.window is not None and config.window < 1:
         problems.add(f"the attention window is {config.window}; it must be at least 1, or absent for none")
     if not (math.isfinite(config.eps) and config.eps > 0):
         problems.add(f"the norm's epsilon is {config.eps}; it must be positive")
-    rope = config.rope
     if not (math.isfinite(rope.theta) and rope.theta > 0):
         problems.add(f"rope theta is {rope.theta}; it must be positive")
-    if rope.dims < 2 or rope.dims % 2 or rope.dims > config.head_dim:
-        problems.add(f"{rope.dims} rotary dims do not fit a head of {config.head_dim}: an even number up to it is needed")
 
 
 _WORDS = {

@@ -26,10 +26,12 @@ class Source(Protocol):
     @property
     def dtype(self) -> str:
         """The SafeTensors name of the type that `read` gives."""
+
     @property
     def shape(self) -> tuple[int, ...]: ...
     def read(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop`; bf16 values as the uint16 of their bits."""
+
     def extent(self) -> tuple[Path, int] | None:
         """The file and offset where the values lie as they are, or None."""
 

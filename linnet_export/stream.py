@@ -58,7 +58,7 @@ def write(
             if block is None:
                 return
             try:
-                _write_block(descriptor, path, block, allow_nonfinite)
+                _write_block(descriptor, block, allow_nonfinite)
                 if progress is not None:
                     with lock:
                         progress((block.stop - block.start) * block.placement.entry.row_bytes)
@@ -67,7 +67,9 @@ def write(
 
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        workers = [threading.Thread(target=work, args=(descriptor,), daemon=True) for _ in range(threads or default_threads())]
+        workers = [
+            threading.Thread(target=work, args=(descriptor,), daemon=True) for _ in range(threads or default_threads())
+        ]
         for worker in workers:
             worker.start()
         try:
@@ -80,10 +82,11 @@ def write(
             raise
     finally:
         os.close(descriptor)
-    for error in errors:
-        if isinstance(error, OSError):
-            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
-        raise error
+    if errors:
+        first = errors[0]
+        if isinstance(first, OSError):
+            raise OutputError(f"{path} cannot be written: {first.strerror or first}") from first
+        raise first
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +117,25 @@ def _source_row_bytes(source: plan.Source) -> int:
     return values * dtypes.BY_SAFETENSORS[source.dtype].size
 
 
-def _write_block(descriptor: int, path: Path, block: _Block, allow_nonfinite: bool) -> None:
+def _write_block(descriptor: int, block: _Block, allow_nonfinite: bool) -> None:
     entry, source = block.placement.entry, block.span.source
     rows = source.read(block.start, block.stop)
     if not allow_nonfinite:
         _refuse_nonfinite(rows, source.dtype, block, "")
-    out = rows if entry.convert is None else entry.convert(rows)
+    try:
+        out = rows if entry.convert is None else entry.convert(rows)
+    except InputError as error:
+        raise InputError(f"{source.name}: {line}" for line in error.problems) from None
     if entry.convert is not None and not allow_nonfinite and entry.type in dtypes.BY_SAFETENSORS:
-        _refuse_nonfinite(out, entry.type, block, f" after conversion from {source.dtype} to {entry.type}: it is too large")
-    data = memoryview(np.ascontiguousarray(out)).cast("B")
+        _refuse_nonfinite(
+            out, entry.type, block, f" after conversion from {source.dtype} to {entry.type}: it is too large"
+        )
+    data = np.ascontiguousarray(out).data.cast("B")
     needed = (block.stop - block.start) * entry.row_bytes
     if len(data) != needed:
-        raise ExportError(f"{entry.name}: a block of {len(data)} bytes where {needed} belong; this is a defect of linnet-export")
+        raise ExportError(
+            f"{entry.name}: a block of {len(data)} bytes where {needed} belong; this is a defect of linnet-export"
+        )
     offset = block.placement.offset + block.row * entry.row_bytes
     done = 0
     while done < len(data):

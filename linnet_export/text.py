@@ -5,6 +5,7 @@ JSON does not have (NaN) are all one-line InputErrors that name the file.
 """
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,15 @@ def read_text(path: Path) -> str:
 def parse_json(text: str | bytes, origin: str) -> Any:
     """The value of a JSON text; `origin` names it in errors."""
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_int=_integer)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")  # json.loads would also take UTF-16 and UTF-32
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_real, parse_int=_integer
+        )
     except json.JSONDecodeError as error:
-        raise InputError(f"{origin} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise InputError(
+            f"{origin} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
     except RecursionError:
         raise InputError(f"{origin} is not valid JSON for a model: it is nested too deep") from None
     except UnicodeDecodeError:
@@ -63,7 +70,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
         return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and what int() says about thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise InputError(f"{path} is not valid TOML for a model: it is nested too deep") from None
@@ -73,7 +80,14 @@ def json_kind(value: object) -> str:
     """A value's JSON type, with its article."""
     if value is None:
         return "null"
-    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    names = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), type(value).__name__)
 
 
@@ -111,6 +125,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
 
 
 def _integer(digits: str) -> int:

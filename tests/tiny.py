@@ -1,4 +1,4 @@
-"""Tiny cards and checkpoints, written without torch and without the code under test.
+"""Tiny cards and checkpoints, written without the code under test.
 
 Sizes are pairwise different, so that nothing transposed, swapped or cut can fit.
 """
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 
 SIZES: dict[str, Any] = {
     "vocab_size": 90,
@@ -36,6 +35,22 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+
+
+# longrope for the 16 rotary dims of CONFIG.
+SHORT = [1.0 + i / 8 for i in range(8)]
+LONG = [2.0 + i for i in range(8)]
+LONGROPE: dict[str, Any] = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+
+
+def edited(*without: str, **values: Any) -> dict[str, Any]:
+    """CONFIG without some keys and with other values."""
+    return {**{key: value for key, value in CONFIG.items() if key not in without}, **values}
+
+
+def long_config(**values: Any) -> dict[str, Any]:
+    """CONFIG with longrope past 32 positions, in the old schema."""
+    return edited(original_max_position_embeddings=32, rope_scaling={**LONGROPE, **values})
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -69,19 +84,13 @@ def weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     return found
 
 
-_STORED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-
-
 def save(path: Path, tensors: dict[str, np.ndarray], dtype: str = "BF16") -> None:
     """Writes f32 arrays as a SafeTensors file of one type, with the format's own library."""
-    table = {}
-    for name, values in tensors.items():
-        if dtype == "BF16":
-            raw = (values.view(np.uint32) >> 16).astype(np.uint16)
-        else:
-            raw = values.astype({"F16": np.float16, "F32": np.float32}[dtype])
-        table[name] = {"dtype": _STORED[dtype], "shape": list(values.shape), "data": raw.tobytes()}
-    safetensors.serialize_file(table, path)
+    import torch
+    from safetensors.torch import save_file
+
+    kind = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]
+    save_file({name: torch.from_numpy(values).to(kind) for name, values in tensors.items()}, path)
 
 
 def checkpoint(
@@ -97,16 +106,25 @@ def checkpoint(
     return directory
 
 
+def damage(directory: Path, value: float) -> Path:
+    """Puts a value at [88, 5] of the head, which is written last, of a checkpoint made f32."""
+    tensors = weights(CONFIG)
+    tensors["lm_head.weight"][88, 5] = value
+    save(directory / "model.safetensors", tensors, "F32")
+    return directory
+
+
 def byte_level_tokenizer(directory: Path, vocab_size: int) -> None:
     """A byte-level BPE tokenizer of printable ASCII with three control tokens first and two merges."""
     special = ["<unk>", "<s>", "<|end|>"]
+    off = ("single_word", "lstrip", "rstrip", "normalized")
     pieces = [chr(c) for c in range(33, 33 + vocab_size - len(special) - 4)] + ["Ġ", "ab", "cd"]
     vocab = {piece: i for i, piece in enumerate(special + pieces)}
     merges = [["a", "b"], ["c", "d"]] if all(c in vocab for c in "abcd") else []
     content = {
         "version": "1.0",
         "added_tokens": [
-            {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            {"id": i, "content": token, "special": True, **dict.fromkeys(off, False)}
             for i, token in enumerate(special)
         ],
         "normalizer": None,
@@ -189,7 +207,9 @@ def card(
     (directory / "nest.toml").write_text(nest)
     (directory / "linnet.toml").write_text('[package]\nname = "tiny"\nversion = "0.1.0"\nlanguage = "0.1"\n')
     (directory / "src/lib.linnet").write_text("module tiny\n")
-    (directory / "src/rope.linnet").write_text(f"module tiny.rope\n\n// pub const THETA: f32 = 1.0\npub const THETA: f32 = {theta}\n")
+    (directory / "src/rope.linnet").write_text(
+        f"module tiny.rope\n\n// pub const THETA: f32 = 1.0\npub const THETA: f32 = {theta}\n"
+    )
     attention = "module tiny.attention\n" + (f"pub const WINDOW: i32 = {window}\n" if window else "")
     (directory / "src/attention.linnet").write_text(attention)
     tensors = weights(CONFIG, seed)
@@ -201,3 +221,8 @@ def card(
     if tokenizer:
         byte_level_tokenizer(directory, SIZES["vocab_size"])
     return directory
+
+
+def listing(directory: Path) -> list[str]:
+    """The names in a directory, hidden ones too, sorted."""
+    return sorted(path.name for path in directory.iterdir())
