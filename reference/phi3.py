@@ -5,21 +5,24 @@
     cache = model.cache(batch=1, max_seq=4096)
     logits = model.prefill(prompt, 0, cache)       # then model.decode(token, prompt.shape[1], cache)
 
-Shapes: B or Batch sequences of S tokens, Hidden wide; Heads query heads share KvHeads key/value heads of width D.
+Shapes: B or M sequences of S tokens, P tokens of several sequences packed end to end, Batch rows of a cache of MaxSeq
+positions; Hidden wide; Heads query heads share KvHeads key/value heads of width D.
 T is the type of the parameters (f32, bf16 or f16) and of everything between layers. What is f32 whatever T is:
 
 - RMS norm: the mean square and the product with its inverse root; then cast to T, then times the weight in T.
 - The rotary tables: frequencies, angles, cosines and sines; then cast to T. The rotation itself is in T.
 - Attention: scores, softmax and mixing, from queries, keys and values cast up; the result is cast to T.
+- Losses, log-probabilities and what `sample` draws from: of logits in T, cast up.
 
 Matrix products accumulate as the library does (f32 inside) and give T; SiLU rounds once, to T.
 
 Every entry is `hidden_states` with its own positions and its own `attend`: where keys and values come from, and who
-sees whom. Nothing depends on values read back from a tensor, so each entry compiles to one graph.
+sees whom. Nothing but `generate_until` depends on values read back from a tensor, so each other entry compiles to one
+graph; which is why shapes are checked, while rows, positions and tokens that do not exist are left to torch.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -28,11 +31,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from linnet_export.reference.random import categorical, split
+
 Factors = Literal["short", "long"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 MASKED = -1e30  # what a masked score becomes: finite, and exp(MASKED - peak) is exactly 0 in f32
+HEAD_ROWS = 1 << 15  # rows of the head in one product: all of Phi-3's, and what `streaming` holds of a larger one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,8 @@ class Config:
 
 
 def inverse_frequencies(config: Config, largest: Tensor) -> Tensor:
-    """Radians per position, f32 `[rotary_dims / 2]`, where `largest` is the largest position in use (0-d).
+    """Radians per position, f32 `[*L, rotary_dims / 2]` (without `*L` if the same for all), where `largest` `[*L]` is
+    the largest position that a sequence uses.
 
     theta^(-2i / rotary_dims), divided by longrope's factors: the long ones if `largest + 1` positions are more than
     `original_context` (the rule of transformers), unless `config.factors` pins a set. The rotary sources write the
@@ -111,13 +118,14 @@ def inverse_frequencies(config: Config, largest: Tensor) -> Tensor:
     short, long = (torch.tensor(f, device=largest.device) for f in (config.short_factors, config.long_factors))
     if config.factors is None:
         # A choice without a branch: its condition is a tensor, which a compiled graph cannot branch on.
-        return 1.0 / (torch.where(largest >= config.original_context, long, short) * powers)
+        return 1.0 / (torch.where(largest[..., None] >= config.original_context, long, short) * powers)
     return 1.0 / ((long if config.factors == "long" else short) * powers)
 
 
-def rope_rows(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine rows of `positions` `[*P]`: two `[*P, rotary_dims]`, each frequency once in either half."""
-    angles = positions[..., None].float() * inverse_frequencies(config, positions.amax())
+def rope_rows(config: Config, positions: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine rows of `positions` and the `largest` of their sequences, which broadcast to `[*P]`: two
+    `[*P, rotary_dims]`, each frequency once in either half."""
+    angles = positions[..., None].float() * inverse_frequencies(config, largest)
     full = torch.cat((angles, angles), dim=-1)
     return (full.cos() * config.attention_factor).to(dtype), (full.sin() * config.attention_factor).to(dtype)
 
@@ -144,15 +152,46 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Queries `[B, Heads, Q, D]` over keys and values `[B, KvHeads, K, D]`: `[B, Heads, Q, D]`, in the queries' type.
 
     `mask` is `[Q, K]` or `[B, 1, Q, K]`, true where a query sees a key. Consecutive query heads share a key/value
-    head: their queries stand side by side in one product, so keys and values are never repeated.
+    head: their queries stand side by side in one product, so keys and values are never repeated. Values that no
+    query sees become 0: what a cache holds there may be anything, and its weight of 0 times a NaN would be a NaN.
     """
     batch, heads, length, dim = q.shape
     grouped = (batch, k.shape[1], heads // k.shape[1] * length)
     scores = q.float().reshape(*grouped, dim) @ k.float().transpose(-1, -2) * dim**-0.5
     scores = scores.view(batch, heads, length, -1).masked_fill(~mask, MASKED)
     weights = scores.softmax(dim=-1).view(*grouped, -1)
-    mixed: Tensor = weights @ v.float()
+    unseen = ~mask.any(dim=-2).unsqueeze(-1)
+    mixed: Tensor = weights @ v.float().masked_fill(unseen, 0)
     return mixed.view(q.shape).to(q.dtype)
+
+
+def whole(config: Config, length: int, device: torch.device) -> tuple[Tensor, LayerAttend]:
+    """Positions `[S]` and attention of whole sequences, from position 0 and without a cache."""
+    positions = torch.arange(length, device=device)
+    mask = sees(positions, positions, config.window)
+    return positions, lambda _, q, k, v: attention(q, k, v, mask)
+
+
+def pack(config: Config, positions: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:
+    """Who sees whom among the tokens of a pack, `[P, P]`, and the largest position of each one's segment, `[P]`."""
+    same = segments[:, None] == segments
+    largest = positions.expand(same.shape).masked_fill(~same, 0).amax(dim=-1)
+    return same & sees(positions, positions, config.window), largest
+
+
+def greedy(_: int, logits: Tensor) -> Tensor:
+    return logits.argmax(dim=-1)
+
+
+def check(**tensors: tuple[Tensor, tuple[int, ...]]) -> None:
+    """ValueError, naming every tensor that does not have the shape beside it."""
+    problems = [
+        f"{name} is {list(tensor.shape)}, it must be {list(shape)}"
+        for name, (tensor, shape) in tensors.items()
+        if tensor.shape != shape
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 # Blocks, named so that their parameters have the Linnet paths.
@@ -225,12 +264,22 @@ class Cache:
     keys: list[Tensor]
     values: list[Tensor]
 
-    def write(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Puts `[Batch, KvHeads, S, D]` at positions `[S]` of every row; returns the layer's keys and values."""
-        return (
-            self.keys[layer].index_copy_(2, positions, k),
-            self.values[layer].index_copy_(2, positions, v),
-        )
+    @property
+    def rows(self) -> int:
+        return self.keys[0].shape[0]
+
+    @property
+    def max_seq(self) -> int:
+        return self.keys[0].shape[2]
+
+    def write(self, layer: int, k: Tensor, v: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts `[B, KvHeads, S, D]` at `rows` and `positions`, which broadcast to `[B, S]`; returns all of the layer.
+
+        Where several tokens go to one place, which of them stays is not defined.
+        """
+        self.keys[layer][rows, :, positions] = k.transpose(1, 2)
+        self.values[layer][rows, :, positions] = v.transpose(1, 2)
+        return self.keys[layer], self.values[layer]
 
 
 class Phi3(nn.Module):
@@ -277,61 +326,225 @@ class Phi3(nn.Module):
         tensor serves a compiled graph at every position. ValueError if the tokens do not fit into the cache.
         """
         batch, length = tokens.shape
-        rows, _, max_seq, _ = cache.keys[0].shape
-        if batch != rows:
-            raise ValueError(f"{batch} sequences, but the cache has {rows} rows")
-        reach = max_seq
+        if batch != cache.rows:
+            raise ValueError(f"{batch} sequences, but the cache has {cache.rows} rows")
+        reach = cache.max_seq
         if isinstance(pos, int):
             reach = pos + length  # nobody sees further: the rest of the cache need not be read
-            if not 0 <= pos < reach <= max_seq:
-                raise ValueError(f"{length} tokens at position {pos} do not fit into a cache of {max_seq} positions")
-        positions = torch.arange(length, device=tokens.device) + pos
-        mask = sees(positions, torch.arange(reach, device=tokens.device), self.config.window)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.write(layer, k, v, positions)
-            return attention(q, keys[:, :, :reach], values[:, :, :reach], mask)
-
-        return self.logits(self.hidden_states(tokens, positions, attend)[:, -1])
+            if not 0 <= pos < reach <= cache.max_seq:
+                raise ValueError(
+                    f"{length} tokens at position {pos} do not fit into a cache of {cache.max_seq} positions"
+                )
+        return self._cached(tokens, torch.arange(length, device=tokens.device)[None] + pos, reach, cache)
 
     def decode(self, token: Tensor, pos: int | Tensor, cache: Cache) -> Tensor:
         """Logits `[Batch, Vocab]` after one more token a row, `[Batch, 1]`, at position `pos`: see `prefill`."""
         return self.prefill(token, pos, cache)
+
+    def decode_rows(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """`decode` with a position for each row: tokens `[Batch, 1]` at `positions` `[Batch]`, logits `[Batch, Vocab]`.
+
+        A row without a request computes along, at any position that no request will read; ignore its logits.
+        """
+        check(tokens=(tokens, (cache.rows, 1)), positions=(positions, (cache.rows,)))
+        return self._cached(tokens, positions[:, None], cache.max_seq, cache)
+
+    def prefill_slots(self, tokens: Tensor, slots: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
+        """Logits `[M, Vocab]` after each of M prompts, which go into the rows `slots` `[M]`, all different.
+
+        Row m of tokens `[M, S]` begins with its `lengths[m]` tokens. The rest pads it: its keys and values are
+        written as well, behind the prompt, where `decode_rows` puts a token's own before it reads them. It continues
+        row `slots[m]` at position `lengths[m]`.
+        """
+        count, length = tokens.shape
+        check(slots=(slots, (count,)), lengths=(lengths, (count,)))
+        if length > cache.max_seq:
+            raise ValueError(f"{length} tokens do not fit into a cache of {cache.max_seq} positions")
+        positions, attend_whole = whole(self.config, length, tokens.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.write(layer, k, v, slots[:, None], positions)
+            return attend_whole(layer, q, k, v)
+
+        last = lengths[:, None] - 1
+        states = self.hidden_states(tokens, positions, attend, largest=last)
+        return self.logits(states[torch.arange(count, device=tokens.device), last[:, 0]])
+
+    def prefill_packed(
+        self, tokens: Tensor, rows: Tensor, positions: Tensor, segments: Tensor, last: Tensor, cache: Cache
+    ) -> Tensor:
+        """Logits `[Batch, Vocab]` after the tokens `last` `[Batch]` of a pack: the last one of each of its prompts.
+
+        tokens, rows, positions and segments are `[P]`: token p stands at `positions[p]` of prompt `segments[p]`, sees
+        that prompt up to itself, and is cached in row `rows[p]`. Padding is a prompt of its own at a position that no
+        request reads, such as MaxSeq - 1. Where there are fewer prompts than rows, `last` may name any token again.
+        """
+        shape = tokens.shape
+        check(rows=(rows, shape), positions=(positions, shape), segments=(segments, shape), last=(last, (cache.rows,)))
+        mask, largest = pack(self.config, positions, segments)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.write(layer, k, v, rows[None], positions)
+            return attention(q, k, v, mask)
+
+        states = self.hidden_states(tokens[None], positions, attend, largest=largest)
+        return self.logits(states[0, last])
+
+    def step_packed(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        segments: Tensor,
+        last: Tensor,
+        step_tokens: Tensor,
+        step_positions: Tensor,
+        cache: Cache,
+    ) -> Tensor:
+        """`prefill_packed` and `decode_rows` in one pass: logits `[2 Batch, Vocab]`, those of `last`, then each row's.
+
+        step_tokens is `[Batch, 1]`, step_positions `[Batch]`. A row that a prompt of this pass fills steps along, at
+        a position that no request reads.
+        """
+        shape, batch = tokens.shape, cache.rows
+        check(rows=(rows, shape), positions=(positions, shape), segments=(segments, shape), last=(last, (batch,)))
+        check(step_tokens=(step_tokens, (batch, 1)), step_positions=(step_positions, (batch,)))
+        packed, every_row = len(tokens), torch.arange(batch, device=tokens.device)
+        mask, largest = pack(self.config, positions, segments)
+        cells = torch.arange(cache.max_seq, device=tokens.device)
+        step_mask = sees(step_positions[:, None], cells, self.config.window).unsqueeze(1)
+        into, at = torch.cat((rows, every_row)), torch.cat((positions, step_positions))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.write(layer, k, v, into[None], at)
+            prompts = attention(q[:, :, :packed], k[:, :, :packed], v[:, :, :packed], mask)
+            steps = attention(q[:, :, packed:].transpose(0, 2), keys, values, step_mask)  # rows as a batch
+            return torch.cat((prompts, steps.transpose(0, 2)), dim=2)
+
+        states = self.hidden_states(
+            torch.cat((tokens, step_tokens[:, 0]))[None], at, attend, largest=torch.cat((largest, step_positions))
+        )
+        return self.logits(states[0, torch.cat((last, packed + every_row))])
+
+    def hidden_packed(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+        """States `[P, Hidden]` after the final norm, which the head reads, of a pack as `prefill_packed` takes it."""
+        check(positions=(positions, tokens.shape), segments=(segments, tokens.shape))
+        mask, largest = pack(self.config, positions, segments)
+        states = self.hidden_states(
+            tokens[None], positions, lambda _, q, k, v: attention(q, k, v, mask), largest=largest
+        )
+        normed: Tensor = self.norm(states)[0]
+        return normed
+
+    def log_probs_packed(self, tokens: Tensor, positions: Tensor, segments: Tensor, targets: Tensor) -> Tensor:
+        """The log-probability of `targets[p]` after each token of a pack, f32 `[P]`; targets are i64 `[P]`."""
+        check(targets=(targets, tokens.shape))
+        logits = self._head(self.hidden_packed(tokens, positions, segments))
+        return logits.float().log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
+
+    def loss_packed(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor, targets: Tensor, weights: Tensor
+    ) -> Tensor:
+        """The cross entropy of a pack, f32 0-d: the sum of `-weights[p] * log_probs_packed[p]`, weights f32 `[P]`.
+
+        A weight of 0 leaves a position out; with weights of 1 / count the sum is a mean.
+        """
+        check(weights=(weights, tokens.shape))
+        return -(weights.float() * self.log_probs_packed(tokens, positions, segments, targets)).sum()
 
     def generate(self, token: Tensor, pos: int, steps: int, cache: Cache) -> Tensor:
         """The `steps` greedy tokens `[Batch, steps]` that follow `token` `[Batch, 1]` at `pos`, in the token's type.
 
         The first of equal maxima wins, as torch.argmax documents. The last token produced is not in the cache.
         """
-        produced = []
-        for step in range(steps):
-            token = self.decode(token, pos + step, cache).argmax(dim=-1, keepdim=True).to(token.dtype)
-            produced.append(token)
-        return torch.cat(produced, dim=1)
+        return torch.cat(list(self._follow(token, pos, steps, cache, greedy)), dim=1)
+
+    def sample(self, token: Tensor, pos: int, steps: int, key: Tensor, temperature: float, cache: Cache) -> Tensor:
+        """As `generate`, but drawn from the softmax of the logits, in f32, over `temperature`: see `categorical`.
+
+        `key` is two 32-bit words in an i64 `[2]`, split into one key a step, so the same key draws the same tokens.
+        ValueError if the temperature is not above 0.
+        """
+        check(key=(key, (2,)))
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}, it must be above 0; generate takes the most likely token")
+        keys, divisor = split(key, steps), torch.tensor(temperature, device=token.device)
+
+        def draw(step: int, logits: Tensor) -> Tensor:
+            return categorical(keys[step], logits.float() / divisor)
+
+        return torch.cat(list(self._follow(token, pos, steps, cache, draw)), dim=1)
+
+    def generate_until(self, token: Tensor, pos: int, max_new: int, eos: int, cache: Cache) -> tuple[Tensor, int]:
+        """As `generate`, up to `max_new` tokens, but ended by a step in which every row produces `eos`.
+
+        Returns the tokens `[Batch, max_new]` and their count, which includes that step; past it stand zeros. A row
+        that is past its own `eos` goes on: only a step that all rows end together is the end.
+        """
+        produced, count = token.new_zeros(token.shape[0], max_new), 0
+        for tokens in self._follow(token, pos, max_new, cache, greedy):
+            produced[:, count] = tokens[:, 0]
+            count += 1
+            if bool((tokens == eos).all()):
+                break
+        return produced, count
 
     # What the entries share.
 
-    def hidden_states(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+    def hidden_states(
+        self, tokens: Tensor, positions: Tensor, attend: LayerAttend, *, largest: Tensor | None = None
+    ) -> Tensor:
         """States after the last layer, `[B, S, Hidden]`, of tokens `[B, S]` at positions `[S]` or `[B, S]`.
 
-        `attend(layer, q, k, v)` is given rotated queries and keys and does the layer's attention.
+        `attend(layer, q, k, v)` is given rotated queries and keys and does the layer's attention. `largest`, which
+        broadcasts with the positions, is the largest one of each token's sequence: by default, of its row.
         """
         x: Tensor = self.embedding(tokens)
-        cos, sin = rope_rows(self.config, positions, x.dtype)
+        if largest is None:
+            largest = positions.amax(dim=-1, keepdim=True)
+        cos, sin = rope_rows(self.config, positions, largest, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, cos, sin, partial(attend, index))
         return x
 
     def logits(self, states: Tensor) -> Tensor:
-        """The final norm and the head (the embedding's rows when tied): `[*, Hidden]` to `[*, Vocab]`."""
+        """The final norm and the head: `[*, Hidden]` to `[*, Vocab]`."""
+        return self._head(self.norm(states))
+
+    def _head(self, normed: Tensor) -> Tensor:
+        """The head (the embedding's rows when tied) over states after the final norm."""
         head = self.embedding if self.lm_head is None else self.lm_head
-        return functional.linear(self.norm(states), head.weight)
+        parts = [functional.linear(normed, rows) for rows in head.weight.split(HEAD_ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _whole(self, tokens: Tensor) -> Tensor:
         """`hidden_states` of whole sequences, from position 0 and without a cache."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        mask = sees(positions, positions, self.config.window)
-        return self.hidden_states(tokens, positions, lambda _, q, k, v: attention(q, k, v, mask))
+        return self.hidden_states(tokens, *whole(self.config, tokens.shape[1], tokens.device))
+
+    def _cached(self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache) -> Tensor:
+        """Logits `[Batch, Vocab]` after the last of tokens `[Batch, S]`, cached at positions `[1 or Batch, S]`.
+
+        The queries of a row see what is cached in that row, up to themselves; none sees as far as `reach`.
+        """
+        rows = torch.arange(cache.rows, device=tokens.device)[:, None]
+        cells = torch.arange(reach, device=tokens.device)
+        mask = sees(positions, cells, self.config.window).unsqueeze(1)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.write(layer, k, v, rows, positions)
+            return attention(q, keys[:, :, :reach], values[:, :, :reach], mask)
+
+        return self.logits(self.hidden_states(tokens, positions, attend)[:, -1])
+
+    def _follow(
+        self, token: Tensor, pos: int, steps: int, cache: Cache, choose: Callable[[int, Tensor], Tensor]
+    ) -> Iterator[Tensor]:
+        """The tokens `[Batch, 1]` after `token`: each what `choose(step, logits)` `[Batch]` makes of the one before."""
+        if steps < 1:
+            raise ValueError(f"{steps} tokens asked for; at least 1 is needed")
+        for step in range(steps):
+            token = choose(step, self.decode(token, pos + step, cache))[:, None].to(token.dtype)
+            yield token
 
 
 def longrope_attention_factor(original: int, factor: float) -> float:

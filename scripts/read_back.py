@@ -42,7 +42,7 @@ def main() -> int:
         )
     )
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    end = tokenizer.token_to_id(settings["eos_token"])
+    end: int | None = tokenizer.token_to_id(settings["eos_token"])
 
     expected_logits, expected = answer(load(source), ids, arguments.steps)
     print(f"Q: {arguments.question}")
@@ -82,8 +82,9 @@ def answer(model: Phi3, ids: list[int], steps: int) -> tuple[torch.Tensor, list[
         return model(tokens)[0], torch.cat([first, rest], dim=1)[0].tolist()
 
 
-def until(tokens: list[int], end: int) -> list[int]:
-    return tokens[: tokens.index(end)] if end in tokens else tokens
+def until(tokens: list[int], end: int | None) -> list[int]:
+    """The tokens before the end token."""
+    return tokens[: tokens.index(end)] if end is not None and end in tokens else tokens
 
 
 if __name__ == "__main__":

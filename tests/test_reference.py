@@ -205,9 +205,9 @@ def norm_weighted_before_the_cast(self: phi3.RmsNorm, x: Tensor) -> Tensor:
     return scaled.to(x.dtype)
 
 
-def rows_in_f32(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rows_in_f32(config: Config, positions: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     del dtype
-    return ROPE_ROWS(config, positions, torch.float32)
+    return ROPE_ROWS(config, positions, largest, torch.float32)
 
 
 def rotation_in_f32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import functools
 import json
 import os
 import re
@@ -87,6 +88,14 @@ class LlamaCpp:
         return rows
 
 
+@functools.cache  # the callback must outlive every model
+def _quiet() -> Any:
+    """A log callback that says nothing: llama.cpp's log is C output that pytest cannot hold back."""
+    import llama_cpp
+
+    return llama_cpp.llama_log_callback(lambda *_: None)
+
+
 @dataclass(slots=True)
 class Engine:
     """A GGUF in llama.cpp, f32 cache, no flash attention: nothing is rounded that the file does not round."""
@@ -97,14 +106,11 @@ class Engine:
     def open(cls, gguf: Path, *, context: int = CONTEXT) -> "Engine":
         import llama_cpp
 
-        # Its own log is C output that pytest cannot hold back.
-        quiet = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(_quiet(), ctypes.c_void_p(0))
         model = llama_cpp.Llama(
             str(gguf), n_ctx=context, logits_all=True, type_k=0, type_v=0, flash_attn=False,
             n_threads=THREADS, n_threads_batch=THREADS, verbose=False,
         )  # fmt: skip
-        model._quiet = quiet  # the callback must outlive the model
         return cls(model)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:

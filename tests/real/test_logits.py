@@ -24,7 +24,8 @@ ABSOLUTE = 1e-3
 
 def logits(model: Phi3, ids: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
-        return model(torch.tensor([ids]))[0]
+        found: torch.Tensor = model(torch.tensor([ids]))[0]
+    return found
 
 
 def against_llama_cpp(workshop: Workshop, name: str, model: Phi3) -> list[Figures]:
@@ -49,7 +50,7 @@ def against_transformers(workshop: Workshop, name: str, model: Phi3) -> list[Fig
     """The reference, loaded from the source, against the Hugging Face export in transformers."""
     from transformers import Phi3ForCausalLM
 
-    theirs = Phi3ForCausalLM.from_pretrained(workshop.hf(name), dtype=torch.float32, attn_implementation="eager").eval()
+    theirs = Phi3ForCausalLM.from_pretrained(workshop.hf(name), dtype=torch.float32, attn_implementation="eager")
     figures = []
     for ids in prompts_of(name):
         with torch.no_grad():
@@ -118,15 +119,15 @@ def test_llama_cpp_exposes(workshop: Workshop, mutation: str) -> None:
     assert not passes(figures), figures
 
 
-@pytest.mark.parametrize("mutation", {**MUTATIONS, **WINDOWS})
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *WINDOWS])
 def test_vllm_exposes(workshop: Workshop, vllm: dict[str, np.ndarray], mutation: str) -> None:
-    figures = against_vllm(vllm, "equal", {**MUTATIONS, **WINDOWS}[mutation](workshop.reference("equal")))
+    figures = against_vllm(vllm, "equal", (MUTATIONS | WINDOWS)[mutation](workshop.reference("equal")))
     assert not passes(figures), figures
 
 
-@pytest.mark.parametrize("mutation", {**MUTATIONS, **WINDOWS})
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *WINDOWS])
 def test_transformers_exposes(workshop: Workshop, mutation: str) -> None:
-    figures = against_transformers(workshop, "equal", {**MUTATIONS, **WINDOWS}[mutation](workshop.reference("equal")))
+    figures = against_transformers(workshop, "equal", (MUTATIONS | WINDOWS)[mutation](workshop.reference("equal")))
     assert not passes(figures), figures
 
 

@@ -23,7 +23,7 @@ SETTINGS = {
 
 def main(jobs_file: str, out_file: str) -> None:
     os.environ.update(SETTINGS)
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     arrays: dict[str, np.ndarray] = {}
     jobs = json.loads(Path(jobs_file).read_text())
@@ -57,7 +57,7 @@ def main(jobs_file: str, out_file: str) -> None:
                 arrays[key + "last"] = _row(output.outputs[0].logprobs[0])
             arrays[key + "tokens"] = np.array(output.outputs[0].token_ids[: job["generate"]], np.int64)
         del engine
-    np.savez(out_file, **arrays)
+    np.savez(out_file, allow_pickle=False, **arrays)
 
 
 def _row(entry: "dict[int, object]") -> np.ndarray:

@@ -65,7 +65,8 @@ class Workshop:
             return self._once(
                 f"{name}/source", lambda path: tiny.checkpoint(path, config, dtype="F32", tokenizer=False)
             )
-        return self._once(f"{name}/source", lambda path: trained_model.build(path, form=name, dtype="f32"))
+        form: trained_model.Form = "card" if name == "card" else "checkpoint"
+        return self._once(f"{name}/source", lambda path: trained_model.build(path, form=form, dtype="f32"))
 
     def hf(self, name: str) -> Path:
         """Its Hugging Face export, in f32."""
