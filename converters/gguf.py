@@ -108,8 +108,12 @@ def plan(model: Model, *, outtype: str = "f16", pre_tokenizer: str | None = None
             model.tokenizer, vocab_size=model.config.vocab, config=model.hf_config, pre=pre_tokenizer
         )
         notes += vocabulary.notes
-        if any(token.rstrip for token in model.tokenizer.added) and not tokenizer.strips_after_added(model.name):
-            notes.append(tokenizer.RSTRIP_NOTE.format(name=model.name))
+        notes += tokenizer.check_name(model.tokenizer, vocabulary, model.name)
+        if unknown := sorted(set(model.eos) - tokenizer.ends_in_llama_cpp(vocabulary)):
+            texts = ", ".join(vocabulary.tokens[token].decode("utf-8", "replace") for token in unknown)
+            notes.append(
+                f"llama.cpp does not stop at {texts} by itself: a GGUF names one end token, others need a stop string"
+            )
     else:
         notes.append("no tokenizer: llama.cpp takes token ids only")
     return Plan(

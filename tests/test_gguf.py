@@ -327,12 +327,12 @@ def test_the_plan_has_the_keys_and_tensors_of_the_file(hf: Path, tmp_path: Path)
 
 def test_what_was_written_is_reported(hf: Path, tmp_path: Path) -> None:
     reports: list[tuple[int, int]] = []
-    done = gguf.export(hf, tmp_path / "out", name="my-phi-3", progress=lambda *args: reports.append(args))
-    assert done.files == (tmp_path / "out/my-phi-3-F16.gguf", tmp_path / "out/Modelfile")
+    done = gguf.export(hf, tmp_path / "out", name="my-small-model", progress=lambda *args: reports.append(args))
+    assert done.files == (tmp_path / "out/my-small-model-F16.gguf", tmp_path / "out/Modelfile")
     assert (done.output, done.tensors) == (tmp_path / "out", 15)
     assert reports[-1] == (done.nbytes, done.nbytes)
-    assert read(done.files[0]).keys["general.name"] == (STRING, "my-phi-3")
-    assert "my-phi-3-F16.gguf" in done.files[1].read_text()
+    assert read(done.files[0]).keys["general.name"] == (STRING, "my-small-model")
+    assert "my-small-model-F16.gguf" in done.files[1].read_text()
 
 
 def test_an_output_that_ends_in_gguf_is_just_that_file(hf: Path, tmp_path: Path) -> None:
