@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 
 import runtimes
-from workshop import QUESTION, RANDOM, STEPS, Workshop, prompts_of
+from workshop import FIGURES, QUESTION, RANDOM, STEPS, Workshop, prompts_of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.real)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if FIGURES:
+        terminalreporter.section("measured")
+        for line in FIGURES:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

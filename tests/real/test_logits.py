@@ -12,7 +12,7 @@ import torch
 
 from linnet_export.reference.compare import Figures, compare, compare_log_probs
 from linnet_export.reference.phi3 import Phi3
-from workshop import RANDOM, Workshop, prompts_of
+from workshop import FIGURES, RANDOM, Workshop, prompts_of
 
 # f32 throughout, other summation orders: what was seen is below 3e-6 everywhere. 1e-4 of the logits' deviation leaves
 # room for another processor's kernels, and every mutation below changes more than ten times as much.
@@ -65,9 +65,20 @@ def passes(figures: list[Figures]) -> bool:
     )
 
 
+def record(runtime: str, name: str, figures: list[Figures]) -> None:
+    """Notes the largest difference of all prompts for the summary."""
+    worst = max(figures, key=lambda f: f.max_abs / f.std)
+    positions = sum(f.positions for f in figures)
+    FIGURES.append(
+        f"{name:<8} {runtime:<13} {positions} positions: largest difference {worst.max_abs:.1e}, "
+        f"{worst.max_abs / worst.std:.1e} of the logits' deviation"
+    )
+
+
 @pytest.mark.parametrize("name", RANDOM)
 def test_gguf_in_llama_cpp_equals_the_reference(workshop: Workshop, name: str) -> None:
     figures = against_llama_cpp(workshop, name, workshop.reference(name))
+    record("llama.cpp", name, figures)
     assert passes(figures), figures
 
 
@@ -76,12 +87,14 @@ def test_checkpoint_in_vllm_equals_the_reference_past_the_window(
     workshop: Workshop, vllm: dict[str, np.ndarray], name: str
 ) -> None:
     figures = against_vllm(vllm, name, workshop.reference(name))
+    record("vLLM", name, figures)
     assert passes(figures), figures
 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_checkpoint_in_transformers_equals_the_reference_past_the_window(workshop: Workshop, name: str) -> None:
     figures = against_transformers(workshop, name, workshop.reference(name))
+    record("transformers", name, figures)
     assert passes(figures), figures
 
 

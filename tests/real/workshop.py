@@ -34,6 +34,9 @@ def prompts_of(name: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(n) for n in random.integers(3, RANDOM[name]["vocab_size"], length)) for length in LENGTHS)
 
 
+# What the tests measured, for the summary at the end of a run and for docs/measurements.md.
+FIGURES: list[str] = []
+
 QUESTION = "Explain in two sentences why the sky is blue."
 STEPS = 64
 
