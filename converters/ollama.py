@@ -154,9 +154,9 @@ _WITHOUT = "the Modelfile has no TEMPLATE, and Ollama takes the nearest of its o
 def recognise(template: str, notes: list[str], *, bos_token: str = "", eos_token: str = "") -> Family | None:
     """The family whose prompts a Jinja template renders; None, with a note, where there is none."""
     try:
-        render = _renderer(template, bos_token, eos_token)
+        render = renderer(template, bos_token, eos_token)
         found = _fitting(render, notes)
-    except _Unrenderable as error:
+    except Unrenderable as error:
         notes.append(f"the chat template cannot be rendered ({error}); {_WITHOUT}")
         return None
     if found is None:
@@ -169,7 +169,7 @@ def recognise(template: str, notes: list[str], *, bos_token: str = "", eos_token
     return found
 
 
-class _Unrenderable(Exception):
+class Unrenderable(Exception):
     """A template that is not Jinja, needs what a Go template has not, or refuses a plain conversation."""
 
 
@@ -203,7 +203,7 @@ def _fitting(render: Callable[[Sequence[Message]], str], notes: list[str]) -> Fa
     refuses = False
     try:
         wanted += [(probe, render(probe)) for probe in (*_SYSTEM_PROBES, _EDGES)]
-    except _Unrenderable:
+    except Unrenderable:
         refuses = True
         wanted.append((_EDGES[1:], render(_EDGES[1:])))  # without its system message
     fitting = [
@@ -214,12 +214,12 @@ def _fitting(render: Callable[[Sequence[Message]], str], notes: list[str]) -> Fa
     try:
         odd = render(_ODD)
         fitting.sort(key=lambda family: family.render(_ODD) != odd)
-    except _Unrenderable:
+    except Unrenderable:
         pass
     found = fitting[0]
     try:
         shortens = render(_THOUGHT) != found.render(_THOUGHT)
-    except _Unrenderable:
+    except Unrenderable:
         shortens = True
     if shortens:
         notes.append("the chat template shortens earlier answers (their thinking); the Modelfile keeps them whole")
@@ -245,7 +245,7 @@ def _without_system(style: Style) -> Style:
     return replace(style, turns={role: turn for role, turn in style.turns.items() if role != "system"})
 
 
-def _renderer(template: str, bos_token: str, eos_token: str) -> Callable[[Sequence[Message]], str]:
+def renderer(template: str, bos_token: str, eos_token: str) -> Callable[[Sequence[Message]], str]:
     """A function that renders a template as transformers does (utils/chat_template_utils.py)."""
     import json
 
@@ -269,7 +269,7 @@ def _renderer(template: str, bos_token: str, eos_token: str) -> Callable[[Sequen
     try:
         compiled = environment.from_string(template)
     except (jinja2.TemplateError, RecursionError, MemoryError) as error:
-        raise _Unrenderable(_one_line(error)) from None
+        raise Unrenderable(_one_line(error)) from None
 
     def render(messages: Sequence[Message]) -> str:
         try:
@@ -282,7 +282,7 @@ def _renderer(template: str, bos_token: str, eos_token: str) -> Callable[[Sequen
                 eos_token=eos_token,
             )
         except Exception as error:  # noqa: BLE001 - a template is a program: it can raise anything
-            raise _Unrenderable(_one_line(error)) from None
+            raise Unrenderable(_one_line(error)) from None
 
     return render
 

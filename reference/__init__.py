@@ -16,6 +16,7 @@ if __name__ != "linnet_export.reference":
 from linnet_export.reference.compare import Figures, compare, compare_log_probs
 from linnet_export.reference.load import Weights, load, open_weights
 from linnet_export.reference.phi3 import Cache, Config, Phi3
+from linnet_export.reference.streaming import stream
 
 __all__ = [
     "Cache",
@@ -27,4 +28,5 @@ __all__ = [
     "compare_log_probs",
     "load",
     "open_weights",
+    "stream",
 ]

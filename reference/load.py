@@ -12,18 +12,20 @@ ValueError for what is malformed, contradictory or another architecture, FileNot
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from linnet_export.reference.phi3 import Config, Factors, Phi3, longrope_attention_factor
 
+M = TypeVar("M", bound=nn.Module)
 Dtype = Literal["f32", "bf16", "f16"]
 DTYPES: dict[Dtype, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -46,19 +48,63 @@ LAYER_NAMES = (
 
 CARD_EPSILON = 1e-5  # the default of the RMS norm in Linnet's standard library; a card cannot state another
 BLOCK_ELEMENTS = 1 << 22  # how much of a GGUF tensor is decoded at once: 16 MiB of f32
+EVERY = slice(None)
 
 
-@dataclass(frozen=True, slots=True)
+class Read(Protocol):
+    """Gives a tensor by its Linnet path, in a type: all of it, or only some of its rows, in the order asked for.
+
+    What it read is no longer mapped when it returns, so a reader of one tensor at a time has no more in memory.
+    """
+
+    def __call__(self, path: str, dtype: torch.dtype, rows: slice | list[int] = EVERY, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """An opened model: its config, and its tensors by Linnet path, none of them read yet.
 
-    `dtype` is the type that the matrices are stored in: f32 where they are quantized, the type that holds them all
-    where they differ. `read(path, dtype)` gives one whole tensor in that type.
+    `dtype` is the type that the matrices are stored in, f32 where they are quantized, the type that holds them all
+    where they differ; or the type to compute in, once that is `settled`. `read(path, dtype)` gives one tensor.
     """
 
+    origin: Path
     config: Config
     dtype: torch.dtype
-    read: Callable[[str, torch.dtype], Tensor]
+    read: Read
+
+    def settled(
+        self,
+        *,
+        layers: int | None = None,
+        dtype: Dtype | torch.dtype | None = None,
+        factors: Factors | None = None,
+        window: int | Literal["own"] | None = "own",
+    ) -> "Weights":
+        """The same tensors, under the config and the type that these arguments of `load` ask for."""
+        config = replace(self.config, factors=factors)
+        if window != "own":
+            config = replace(config, window=window)
+        if layers is not None:
+            if not 1 <= layers <= config.layers:
+                raise ValueError(f"{self.origin} has {config.layers} layers; layers={layers} is not among them")
+            config = replace(config, layers=layers)
+        kind = self.dtype if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+        if kind is None or kind not in DTYPES.values():
+            raise ValueError(f"dtype is {dtype}; the reference computes in {', '.join(DTYPES)}")
+        return replace(self, config=config, dtype=kind)
+
+    def fill(self, module: M, prefix: str = "") -> M:
+        """A module made on the meta device, with the tensors of its parameters, whose paths begin with `prefix`."""
+        tensors: dict[str, Tensor] = {}
+        for name, expected in module.named_parameters():
+            path = prefix + name
+            tensors[name] = self.read(path, self.dtype)
+            if tensors[name].shape != expected.shape:
+                found, needed = list(tensors[name].shape), list(expected.shape)
+                raise ValueError(f"{self.origin}: {path} is {found}, the config needs {needed}")
+        module.load_state_dict(tensors, assign=True)
+        return module.requires_grad_(False).eval()
 
 
 def load(
@@ -78,26 +124,10 @@ def load(
     Tensors are read one at a time; none requires a gradient.
     """
     opened = open_weights(model, weights=weights)
-    config = replace(opened.config, factors=factors)
-    if window != "own":
-        config = replace(config, window=window)
-    if layers is not None:
-        if not 1 <= layers <= config.layers:
-            raise ValueError(f"{model} has {config.layers} layers; layers={layers} is not among them")
-        config = replace(config, layers=layers)
-    kind = opened.dtype if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if kind is None or kind not in DTYPES.values():
-        raise ValueError(f"dtype is {dtype}; the reference computes in {', '.join(DTYPES)}")
-
+    opened = opened.settled(layers=layers, dtype=dtype, factors=factors, window=window)
     with torch.device("meta"):  # shapes without memory: the tensors that are read become the parameters
-        built = Phi3(config)
-    tensors: dict[str, Tensor] = {}
-    for path, expected in built.named_parameters():
-        tensors[path] = opened.read(path, kind)
-        if tensors[path].shape != expected.shape:
-            raise ValueError(f"{model}: {path} is {list(tensors[path].shape)}, the config needs {list(expected.shape)}")
-    built.load_state_dict(tensors, assign=True)
-    return built.requires_grad_(False).eval()
+        built = Phi3(opened.config)
+    return opened.fill(built)
 
 
 def open_weights(model: str | Path, *, weights: str | Path | None = None) -> Weights:
@@ -306,24 +336,35 @@ def _files_in(directory: Path) -> list[Path]:
     return files
 
 
-def _safetensors(files: Iterable[Path]) -> dict[str, Any]:
-    """Tensor names of the files, each with the opened file that holds it."""
-    found: dict[str, Any] = {}
+@dataclass(frozen=True, slots=True)
+class _Held:
+    file: Path
+    dtype: str
+    dims: int
+
+
+def _safetensors(files: Iterable[Path]) -> dict[str, _Held]:
+    """Where each tensor of the files is, by its name."""
+    found: dict[str, _Held] = {}
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"{file} does not exist")
         try:
-            handle: Any = safe_open(file, framework="pt")
+            with safe_open(file, framework="pt") as handle:
+                names = sorted(handle.keys())
+                slices = [handle.get_slice(name) for name in names]
+                held = [_Held(file, part.get_dtype(), len(part.get_shape())) for part in slices]
         except SafetensorError as error:
             raise ValueError(f"{file}: {error}") from error
-        for name in sorted(handle.keys()):
-            if name in found:
-                raise ValueError(f"{name} is stored twice, the second time in {file}")
-            found[name] = handle
+        if twice := [name for name in names if name in found]:
+            raise ValueError(f"{twice[0]} is stored twice, the second time in {file}")
+        found |= zip(names, held, strict=True)
     return found
 
 
-def _stored(config: Config, held: Mapping[str, Any], schemes: Mapping[str, Mapping[str, str]], origin: Path) -> Weights:
+def _stored(
+    config: Config, held: Mapping[str, _Held], schemes: Mapping[str, Mapping[str, str]], origin: Path
+) -> Weights:
     """The tensors under the first naming scheme that finds all of them: one for all, never mixed."""
     missing = {label: [name for name in named.values() if name not in held] for label, named in schemes.items()}
     label = min(missing, key=lambda scheme: len(missing[scheme]))
@@ -333,18 +374,19 @@ def _stored(config: Config, held: Mapping[str, Any], schemes: Mapping[str, Mappi
         some = ", ".join(absent[:3])
         raise ValueError(f"{origin}: {len(absent)} tensors are missing under {label}, among them {some}")
     named = schemes[label]
-    slices = {name: held[name].get_slice(name) for name in named.values()}
-    types = {name: slices[name].get_dtype() for name in named.values()}
+    types = {name: held[name].dtype for name in named.values()}
     if strange := {name: kind for name, kind in types.items() if kind not in SAFETENSORS_DTYPES}:
         name, kind = next(iter(strange.items()))
         raise ValueError(f"{origin}: {name} is stored as {kind}; the reference reads {', '.join(SAFETENSORS_DTYPES)}")
-    matrices = [SAFETENSORS_DTYPES[types[name]] for name in named.values() if len(slices[name].get_shape()) > 1]
+    matrices = [SAFETENSORS_DTYPES[kind] for name, kind in types.items() if held[name].dims > 1]
 
-    def read(path: str, dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = held[named[path]].get_tensor(named[path])
-        return tensor.to(dtype, copy=True)  # the library's tensor is the mapped file, which may change under us
+    def read(path: str, dtype: torch.dtype, rows: slice | list[int] = EVERY, /) -> Tensor:
+        name = named[path]
+        with safe_open(held[name].file, framework="pt") as handle:  # the file stays mapped while a handle is open
+            mapped: Tensor = handle.get_tensor(name)
+        return mapped[rows].to(dtype, copy=True)
 
-    return Weights(config, reduce(torch.promote_types, matrices), read)
+    return Weights(origin=origin, config=config, dtype=reduce(torch.promote_types, matrices), read=read)
 
 
 # A GGUF file.
@@ -354,11 +396,23 @@ def _gguf(path: Path) -> Weights:
     """A file of architecture phi3, or all the files of one that is split, of which `path` is any."""
     from gguf import GGMLQuantizationType, GGUFReader
 
+    parts = _parts(path)
     try:
-        readers = [GGUFReader(file) for file in _parts(path)]
+        readers = [GGUFReader(file) for file in parts]
     except (ValueError, KeyError, IndexError) as error:  # what the library raises for a damaged header
         raise ValueError(f"{path}: {error}") from error
-    tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+    tensors = {
+        tensor.name: _Blocks(
+            file=file,
+            offset=int(tensor.data_offset),
+            kind=tensor.tensor_type,
+            stored=tensor.data.shape,
+            dtype=tensor.data.dtype,
+            shape=tuple(int(size) for size in reversed(tensor.shape)),  # gguf's order: the row length first
+        )
+        for file, reader in zip(parts, readers, strict=True)
+        for tensor in reader.tensors
+    }
 
     def key(name: str) -> Any:
         field = readers[0].get_field(name)
@@ -382,9 +436,9 @@ def _gguf(path: Path) -> Weights:
     if absent or "token_embd.weight" not in tensors:
         raise ValueError(f"{path} has no {', '.join(absent) or 'token_embd.weight'}")
     factors = {name: tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
-    short, long = (None if t is None else tuple(_dequantized(t, torch.float32).tolist()) for t in factors.values())
+    short, long = (None if t is None else tuple(t.read(torch.float32).tolist()) for t in factors.values())
     config = Config(
-        vocab=int(tensors["token_embd.weight"].shape[1]),  # gguf's order: the row length first
+        vocab=tensors["token_embd.weight"].shape[0],
         hidden=values["embedding_length"],
         heads=values["attention.head_count"],
         kv_heads=key("phi3.attention.head_count_kv") or values["attention.head_count"],
@@ -410,8 +464,12 @@ def _gguf(path: Path) -> Weights:
         GGMLQuantizationType.BF16: torch.bfloat16,
     }
     matrices = [tensors[name] for name in named.values() if len(tensors[name].shape) > 1]
-    dtype = reduce(torch.promote_types, (kinds.get(tensor.tensor_type, torch.float32) for tensor in matrices))
-    return Weights(config, dtype, lambda linnet_path, dtype: _dequantized(tensors[named[linnet_path]], dtype))
+
+    def read(path: str, dtype: torch.dtype, rows: slice | list[int] = EVERY, /) -> Tensor:
+        return tensors[named[path]].read(dtype, rows)
+
+    dtype = reduce(torch.promote_types, (kinds.get(tensor.kind, torch.float32) for tensor in matrices))
+    return Weights(origin=path, config=config, dtype=dtype, read=read)
 
 
 def _parts(path: Path) -> list[Path]:
@@ -425,17 +483,28 @@ def _parts(path: Path) -> list[Path]:
     return parts
 
 
-def _dequantized(tensor: Any, dtype: torch.dtype) -> Tensor:
-    """A GGUF tensor's values, `[Out, In]`: gguf's own decoding to f32, some rows at a time, then cast to `dtype`."""
-    from gguf.quants import dequantize
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """Where a tensor of a GGUF file lies, of `shape` `[Out, In]`, and the blocks that it is stored in."""
 
-    shape = [int(size) for size in reversed(tensor.shape)]
-    out = torch.empty(shape, dtype=dtype)
-    stored, rows = (tensor.data, out) if len(shape) > 1 else (tensor.data[None], out[None])
-    step = max(1, BLOCK_ELEMENTS // shape[-1])
-    for start in range(0, len(rows), step):
-        rows[start : start + step] = torch.tensor(dequantize(stored[start : start + step], tensor.tensor_type))
-    return out
+    file: Path
+    offset: int
+    kind: Any
+    stored: tuple[int, ...]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def read(self, dtype: torch.dtype, rows: slice | list[int] = EVERY) -> Tensor:
+        """The values: gguf's own decoding to f32, some rows at a time, then cast to `dtype`."""
+        from gguf.quants import dequantize
+
+        mapped = np.memmap(self.file, self.dtype, mode="r", offset=self.offset, shape=self.stored)
+        chosen = mapped[rows] if len(self.shape) > 1 else mapped[None]
+        out = torch.empty((len(chosen), self.shape[-1]), dtype=dtype)
+        step = max(1, BLOCK_ELEMENTS // self.shape[-1])
+        for start in range(0, len(out), step):
+            out[start : start + step] = torch.tensor(dequantize(chosen[start : start + step], self.kind))
+        return out if len(self.shape) > 1 else out[0]
 
 
 # Small helpers.

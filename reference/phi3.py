@@ -38,7 +38,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 MASKED = -1e30  # what a masked score becomes: finite, and exp(MASKED - peak) is exactly 0 in f32
-HEAD_ROWS = 1 << 15  # rows of the head in one product: all of Phi-3's, and what `streaming` holds of a larger one
+HEAD_ROWS = 1 << 15  # of the head in one product: all that Phi-3-mini has, and what `stream` holds of a larger head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +122,13 @@ def inverse_frequencies(config: Config, largest: Tensor) -> Tensor:
     return 1.0 / ((long if config.factors == "long" else short) * powers)
 
 
-def rope_rows(config: Config, positions: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine rows of `positions` and the `largest` of their sequences, which broadcast to `[*P]`: two
-    `[*P, rotary_dims]`, each frequency once in either half."""
+def rope_rows(config: Config, positions: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine rows of `positions` `[*P]`: two `[*P, rotary_dims]`, each frequency once in either half.
+
+    `largest`, which broadcasts with the positions, is the largest one of each token's sequence; None: of its row.
+    """
+    if largest is None:
+        largest = positions.amax(dim=-1, keepdim=True)
     angles = positions[..., None].float() * inverse_frequencies(config, largest)
     full = torch.cat((angles, angles), dim=-1)
     return (full.cos() * config.attention_factor).to(dtype), (full.sin() * config.attention_factor).to(dtype)
@@ -179,6 +183,11 @@ def pack(config: Config, positions: Tensor, segments: Tensor) -> tuple[Tensor, T
     return same & sees(positions, positions, config.window), largest
 
 
+def head_parts(vocab: int) -> list[slice]:
+    """The rows of the head, in the parts that are multiplied one by one: products of these shapes give these bits."""
+    return [slice(start, min(start + HEAD_ROWS, vocab)) for start in range(0, vocab, HEAD_ROWS)]
+
+
 def greedy(_: int, logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
@@ -192,6 +201,11 @@ def check(**tensors: tuple[Tensor, tuple[int, ...]]) -> None:
     ]
     if problems:
         raise ValueError("\n".join(problems))
+
+
+def check_pack(tokens: Tensor, **others: Tensor) -> None:
+    """`check` that all are `[P]`."""
+    check(**{name: (tensor, (len(tokens),)) for name, tensor in {"tokens": tokens, **others}.items()})
 
 
 # Blocks, named so that their parameters have the Linnet paths.
@@ -220,8 +234,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         projected = self.qkv(x).unflatten(-1, (-1, self.dim)).transpose(1, 2)
-        q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        turning, v = projected.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        q, k = torch.split(rotate(turning, cos, sin), [self.heads, self.kv_heads], dim=1)
+        mixed = attend(q, k, v)
         merged: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return merged
 
@@ -321,9 +336,10 @@ class Phi3(nn.Module):
         """Logits `[Batch, Vocab]` after the last of tokens `[Batch, S]`, which stand at positions pos .. pos + S - 1.
 
         Their keys and values go into the cache, and each query sees the cached positions up to its own, so a prompt
-        may come in parts; `decode` continues at pos + S. With longrope a call picks its factors from the largest
-        position that it uses, and keys cached by earlier calls stay rotated as they were. A `pos` that is a 0-d
-        tensor serves a compiled graph at every position. ValueError if the tokens do not fit into the cache.
+        may come in parts; `decode` continues at pos + S. With longrope a call of any entry picks the factors of a
+        sequence from the largest position that it has in this call, and keys cached by earlier calls stay rotated as
+        they were. A `pos` that is a 0-d tensor serves a compiled graph at every position. ValueError if the tokens do
+        not fit into the cache.
         """
         batch, length = tokens.shape
         if batch != cache.rows:
@@ -379,8 +395,8 @@ class Phi3(nn.Module):
         that prompt up to itself, and is cached in row `rows[p]`. Padding is a prompt of its own at a position that no
         request reads, such as MaxSeq - 1. Where there are fewer prompts than rows, `last` may name any token again.
         """
-        shape = tokens.shape
-        check(rows=(rows, shape), positions=(positions, shape), segments=(segments, shape), last=(last, (cache.rows,)))
+        check_pack(tokens, rows=rows, positions=positions, segments=segments)
+        check(last=(last, (cache.rows,)))
         mask, largest = pack(self.config, positions, segments)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -406,10 +422,10 @@ class Phi3(nn.Module):
         step_tokens is `[Batch, 1]`, step_positions `[Batch]`. A row that a prompt of this pass fills steps along, at
         a position that no request reads.
         """
-        shape, batch = tokens.shape, cache.rows
-        check(rows=(rows, shape), positions=(positions, shape), segments=(segments, shape), last=(last, (batch,)))
-        check(step_tokens=(step_tokens, (batch, 1)), step_positions=(step_positions, (batch,)))
-        packed, every_row = len(tokens), torch.arange(batch, device=tokens.device)
+        batch, packed = cache.rows, len(tokens)
+        check_pack(tokens, rows=rows, positions=positions, segments=segments)
+        check(last=(last, (batch,)), step_tokens=(step_tokens, (batch, 1)), step_positions=(step_positions, (batch,)))
+        every_row = torch.arange(batch, device=tokens.device)
         mask, largest = pack(self.config, positions, segments)
         cells = torch.arange(cache.max_seq, device=tokens.device)
         step_mask = sees(step_positions[:, None], cells, self.config.window).unsqueeze(1)
@@ -428,7 +444,7 @@ class Phi3(nn.Module):
 
     def hidden_packed(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
         """States `[P, Hidden]` after the final norm, which the head reads, of a pack as `prefill_packed` takes it."""
-        check(positions=(positions, tokens.shape), segments=(segments, tokens.shape))
+        check_pack(tokens, positions=positions, segments=segments)
         mask, largest = pack(self.config, positions, segments)
         states = self.hidden_states(
             tokens[None], positions, lambda _, q, k, v: attention(q, k, v, mask), largest=largest
@@ -438,7 +454,7 @@ class Phi3(nn.Module):
 
     def log_probs_packed(self, tokens: Tensor, positions: Tensor, segments: Tensor, targets: Tensor) -> Tensor:
         """The log-probability of `targets[p]` after each token of a pack, f32 `[P]`; targets are i64 `[P]`."""
-        check(targets=(targets, tokens.shape))
+        check_pack(tokens, targets=targets)
         logits = self._head(self.hidden_packed(tokens, positions, segments))
         return logits.float().log_softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
 
@@ -449,7 +465,7 @@ class Phi3(nn.Module):
 
         A weight of 0 leaves a position out; with weights of 1 / count the sum is a mean.
         """
-        check(weights=(weights, tokens.shape))
+        check_pack(tokens, weights=weights)
         return -(weights.float() * self.log_probs_packed(tokens, positions, segments, targets)).sum()
 
     def generate(self, token: Tensor, pos: int, steps: int, cache: Cache) -> Tensor:
@@ -496,12 +512,10 @@ class Phi3(nn.Module):
     ) -> Tensor:
         """States after the last layer, `[B, S, Hidden]`, of tokens `[B, S]` at positions `[S]` or `[B, S]`.
 
-        `attend(layer, q, k, v)` is given rotated queries and keys and does the layer's attention. `largest`, which
-        broadcasts with the positions, is the largest one of each token's sequence: by default, of its row.
+        `attend(layer, q, k, v)` is given rotated queries and keys and does the layer's attention; `largest` is that
+        of `rope_rows`.
         """
         x: Tensor = self.embedding(tokens)
-        if largest is None:
-            largest = positions.amax(dim=-1, keepdim=True)
         cos, sin = rope_rows(self.config, positions, largest, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, cos, sin, partial(attend, index))
@@ -514,7 +528,7 @@ class Phi3(nn.Module):
     def _head(self, normed: Tensor) -> Tensor:
         """The head (the embedding's rows when tied) over states after the final norm."""
         head = self.embedding if self.lm_head is None else self.lm_head
-        parts = [functional.linear(normed, rows) for rows in head.weight.split(HEAD_ROWS)]
+        parts = [functional.linear(normed, head.weight[rows]) for rows in head_parts(self.config.vocab)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _whole(self, tokens: Tensor) -> Tensor:

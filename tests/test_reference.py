@@ -22,7 +22,7 @@ from torch import Tensor
 from linnet_export import reference
 from linnet_export.reference import phi3
 from linnet_export.reference.phi3 import Config, Phi3
-from random_models import Spec, model_of, save, tokens_of
+from random_models import Spec, bindings_of, model_of, save, tokens_of, write_card, write_gguf
 
 # f32 carries 2^-24 = 6e-8, and the sums of a few hundred terms in two layers may leave ten or twenty times that, in
 # another order of summing on another machine. The mildest of the mutations below is a thousand times over the bound.
@@ -47,6 +47,7 @@ CASES = {
         window=8,
     ),
 }
+BINDINGS = bindings_of(CASES["equal heads"])  # of every case: they have the same layers
 LENGTHS = (1, 5, 8, 9, 16, 17, 29)  # around the window of 8 and the original context of 16
 
 
@@ -530,58 +531,6 @@ def test_what_is_not_there_is_named(tmp_path: Path, saved: Callable[[Spec], Path
 # Loading Linnet cards.
 
 
-NEST = """
-[model]
-name = "tiny"
-
-[source]
-path = "src/lib.linnet"
-
-[generics]
-Vocab = 211
-H = 96
-Heads = 6
-KvHeads = {kv_heads}
-Inner = 160
-Layers = 2
-Batch = 1
-MaxSeq = 64
-T = "f32"
-
-[weights]
-{weights}
-bindings = "bindings.json"
-"""
-PARTS = {
-    "attention_norm": "input_layernorm",
-    "attention.qkv": "self_attn.qkv_proj",
-    "attention.o_proj": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate_up": "mlp.gate_up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-BINDINGS = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "lm_head.weight": "lm_head.weight",
-} | {
-    f"layers.{i}.{ours}.weight": f"model.layers.{i}.{theirs}.weight" for i in range(2) for ours, theirs in PARTS.items()
-}
-
-
-def write_card(directory: Path, spec: Spec, weights: str = 'files = ["model.safetensors"]') -> Path:
-    """A card without weights."""
-    (directory / "src" / "deep").mkdir(parents=True)
-    (directory / "nest.toml").write_text(NEST.format(kv_heads=spec.kv_heads, weights=weights))
-    (directory / "src" / "lib.linnet").write_text("// pub const THETA: f32 = 500.0\nmodule tiny\n")
-    (directory / "src" / "rope.linnet").write_text(f"pub const THETA: f32 = {spec.theta} // the base\n")
-    if spec.window is not None:
-        (directory / "src" / "deep" / "attention.linnet").write_text(f"pub const WINDOW: i32 = {spec.window}\n")
-    bindings = BINDINGS | ({"lm_head.weight": BINDINGS["embedding.weight"]} if spec.tied else {})
-    (directory / "bindings.json").write_text(json.dumps(bindings))
-    return directory
-
-
 CARD_SPECS = [CASES["window"], CASES["grouped and tied"], Spec(kv_heads=3, theta=12345.0)]
 
 
@@ -647,53 +596,6 @@ def test_a_card_that_is_incomplete_is_refused(saved: Callable[[Spec], Path], tmp
 
 
 # Loading GGUF files.
-
-
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-} | {
-    f"model.layers.{i}.{theirs}": f"blk.{i}.{name}"
-    for i in range(2)
-    for theirs, name in zip(
-        PARTS.values(), ("attn_norm", "attn_qkv", "attn_output", "ffn_norm", "ffn_up", "ffn_down"), strict=True
-    )
-}
-
-
-def write_gguf(file: Path, spec: Spec, kind: GGMLQuantizationType, *, split: int = 0) -> dict[str, Tensor]:
-    """The spec's model as llama.cpp's converter lays it out; returns the values that it holds, by checkpoint name."""
-    import numpy as np
-    from gguf.quants import dequantize, quantize
-
-    writer = GGUFWriter(file, "phi3", split_max_tensors=split)
-    writer.add_context_length(spec.context)
-    writer.add_rope_scaling_orig_ctx_len(spec.original_context or spec.context)
-    writer.add_embedding_length(spec.hidden)
-    writer.add_feed_forward_length(spec.inner)
-    writer.add_block_count(spec.layers)
-    writer.add_head_count(spec.heads)
-    writer.add_head_count_kv(spec.kv_heads)
-    writer.add_layer_norm_rms_eps(spec.eps)
-    writer.add_rope_dimension_count(int(spec.hidden // spec.heads * spec.partial_rotary))
-    writer.add_rope_freq_base(spec.theta)
-    writer.add_sliding_window(spec.window or 0)
-    if spec.short_factors and spec.long_factors and spec.attention_factor:
-        writer.add_rope_scaling_attn_factors(spec.attention_factor)
-        writer.add_tensor("rope_factors_long.weight", np.array(spec.long_factors, dtype=np.float32))
-        writer.add_tensor("rope_factors_short.weight", np.array(spec.short_factors, dtype=np.float32))
-    held = {}
-    for name, tensor in model_of(spec).named_parameters():
-        stored = GGMLQuantizationType.F32 if tensor.dim() == 1 else kind
-        data = quantize(tensor.detach().numpy(), stored)
-        writer.add_tensor(GGUF_NAMES[name.removesuffix(".weight")] + ".weight", data, raw_dtype=stored)
-        held[name] = torch.tensor(dequantize(data, stored))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return held
 
 
 GGUF_CASES = ["equal heads", "grouped and tied", "window", "longrope, partial, factor given"]

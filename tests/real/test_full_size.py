@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from runtimes import ROOT, run
 from workshop import FIGURES
 
