@@ -9,8 +9,8 @@ transformers 4 (and vLLM) and the one of transformers 5.
 
 import json
 import math
+import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +24,7 @@ from linnet_export.model import CONFIG, GENERATION_CONFIG, Model
 
 README = "README.md"
 MARK = "Exported by linnet-export"  # in every README.md that an export writes
+RECORD = "verify.json"  # what `--verify` found, kept in the directory
 DEFAULT_SHARD = "5GB"  # what transformers writes, and what hubs and mirrors like
 KEEP = "auto"
 DTYPE_NAMES = (*dtypes.BY_NAME, KEEP)
@@ -116,7 +117,7 @@ def write(
             for file in plan.model.tokenizer.files:
                 target = partial / file.relative_to(plan.model.tokenizer.directory)
                 target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, target)
+                target.write_bytes(text.read_bytes(file))
         for shard in plan.shards:
             path = partial / shard.name
             head = _safetensors_header(shard.entries)
@@ -204,7 +205,7 @@ def foreign(directory: Path) -> list[str]:
 
 def _is_ours(name: str) -> bool:
     return (
-        name in (CONFIG, GENERATION_CONFIG, README, checkpoint.INDEX, checkpoint.SINGLE)
+        name in (CONFIG, GENERATION_CONFIG, README, RECORD, checkpoint.INDEX, checkpoint.SINGLE)
         or name in tokenizer_files.FILES
         or name == tokenizer_files.ADDITIONAL_TEMPLATES
         or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None
@@ -271,7 +272,7 @@ def _write_json(path: Path, value: object) -> None:
 def _refuse_source(model: Model, output: Path) -> None:
     places = [model.directory, model.weights, *([model.tokenizer.directory] if model.tokenizer else [])]
     for place in places:
-        if output.resolve() == place.resolve() or place.resolve().is_relative_to(output.resolve()):
+        if Path(os.path.realpath(place)).is_relative_to(os.path.realpath(output)):
             raise OutputError(f"{output} holds the model that is exported; another output directory is needed")
 
 

@@ -9,11 +9,17 @@ left out and a note says so; nothing is guessed from how a template is written.
 """
 
 import itertools
+import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 Message = Mapping[str, str]  # role, content
+
+
+MOST_WRITTEN = 1_000_000  # letters or items that a template's operator may make: prompts are far shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +267,20 @@ def renderer(template: str, bos_token: str, eos_token: str) -> Callable[[Sequenc
     def strftime_now(_format: str) -> str:
         raise jinja2.TemplateError("it writes today's date")
 
-    environment = ImmutableSandboxedEnvironment(
+    class Bounded(ImmutableSandboxedEnvironment):
+        """A sandbox in which no single operator makes gigabytes."""
+
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            counts = [value if isinstance(value, int) else len(value) for value in (left, right) if _countable(value)]
+            if (operator == "%" and isinstance(left, str) and re.search(r"\d{4}|\*", left)) or (
+                operator != "%" and len(counts) == 2 and math.prod(map(abs, counts)) > MOST_WRITTEN
+            ):
+                raise jinja2.TemplateError(f"it writes more than {MOST_WRITTEN} letters")
+            return super().call_binop(context, operator, left, right)
+
+    environment = Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
     )
     environment.filters["tojson"] = tojson
@@ -285,6 +304,10 @@ def renderer(template: str, bos_token: str, eos_token: str) -> Callable[[Sequenc
             raise Unrenderable(_one_line(error)) from None
 
     return render
+
+
+def _countable(value: object) -> bool:
+    return isinstance(value, int | str | list | tuple)
 
 
 def _generation_tag() -> type:

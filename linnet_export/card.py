@@ -7,6 +7,7 @@ architecture does not have, bindings that are not names, constants that two modu
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Card:
 
 
 def is_card(directory: Path) -> bool:
-    return (directory / NEST).is_file()
+    return text.present(directory / NEST)
 
 
 def read(directory: Path, *, bind: Mapping[str, int | str] | None = None, bindings: Path | None = None) -> Card:
@@ -116,7 +117,7 @@ def read(directory: Path, *, bind: Mapping[str, int | str] | None = None, bindin
     assert isinstance(context, int)
     return Card(
         directory=directory,
-        name=name or directory.resolve().name,
+        name=name or Path(os.path.realpath(directory)).name,
         model=model,
         links=links,
         generics=generics,
@@ -137,6 +138,14 @@ def _table(nest: Mapping[str, Any], name: str, problems: Problems) -> dict[str, 
         problems.add(f"[{name}] in {NEST} is {text.json_kind(value)}; a table is needed")
         return {}
     return value
+
+
+def _inside(path: Path, directory: Path) -> bool:
+    """Whether a path stays inside a directory, links followed; one that no system can have does not."""
+    try:
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
+    except ValueError:  # a NUL in it
+        return False
 
 
 def _string(table: Mapping[str, Any], key: str, where: str, problems: Problems) -> str | None:
@@ -170,8 +179,11 @@ def _constraints(generics: Mapping[str, int | str], problems: Problems) -> None:
     """The `where` clauses of the Phi-3 sources."""
     number = {name: value for name, value in generics.items() if isinstance(value, int)}
     for name, value in number.items():
+        most = phi3.MAX_LAYERS if name == "Layers" else phi3.MAX_SIZE
         if value < 1:
             problems.add(f"{name} is {value}; the source needs {name} > 0")
+        elif value > most:
+            problems.add(f"{name} is {value}; at most {most} is needed")
     hidden, heads, kv_heads = (max(number.get(name, 0), 0) for name in ("H", "Heads", "KvHeads"))
     if heads and hidden % heads:
         problems.add(f"H is {hidden} and Heads {heads}; the source needs H % Heads == 0")
@@ -193,7 +205,7 @@ def _constants(directory: Path, source: Mapping[str, Any], problems: Problems) -
         problems.add(f"[source] path is {text.shown(path)}; a file name is needed")
         return {}
     library = directory / path
-    if not library.resolve().is_relative_to(directory.resolve()):
+    if not _inside(library, directory):
         problems.add(f"[source] path is {text.shown(path)}, outside the card; a file inside it is needed")
         return {}
     if not library.is_file():
@@ -234,7 +246,7 @@ def _bindings(directory: Path, weights: Mapping[str, Any], override: Path | None
         return {}
     else:
         path = directory / name
-        if not path.resolve().is_relative_to(directory.resolve()):
+        if not name or not _inside(path, directory):
             problems.add(f"[weights] bindings is {text.shown(name)}, outside the card; a file inside it is needed")
             return {}
     try:

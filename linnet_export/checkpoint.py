@@ -78,6 +78,8 @@ def header(path: Path) -> dict[str, FileTensor]:
     """The tensors of one SafeTensors file by name, every number checked against the file."""
     refuse_pickle(path)
     try:
+        if not text.present(path):
+            raise InputError(f"{text.shortened(path)} does not exist")
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(8)
@@ -155,10 +157,10 @@ def files_of(directory: Path, *, every: bool = False) -> tuple[list[Path], dict[
     With an index only its files count; else model.safetensors, unless `every` file does; else every *.safetensors
     that is not an adapter.
     """
-    if (directory / INDEX).exists():
+    if text.present(directory / INDEX):
         weight_map = _weight_map(directory / INDEX)
         return [directory / name for name in sorted(set(weight_map.values()))], weight_map
-    if (directory / SINGLE).exists() and not every:
+    if text.present(directory / SINGLE) and not every:
         return [directory / SINGLE], None
     found = sorted(p for p in directory.glob("*.safetensors") if not p.name.startswith("adapter"))
     if not found:
@@ -312,10 +314,17 @@ def _weight_map(path: Path) -> dict[str, str]:
             problems.add(f"{path} places {name} in {text.shown(file)}; a file name inside the directory is needed")
         elif file.endswith(PICKLES):
             problems.add(_pickle_line(path.parent / file))
-        elif not (path.parent / file).is_file():
+        elif not _is_there(path.parent / file):
             problems.add(f"{path} names {file}, which is not there; download it")
     problems.check()
     return weight_map
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return text.present(path)
+    except InputError:
+        return False
 
 
 def _pickle_line(path: Path) -> str:

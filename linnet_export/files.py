@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from linnet_export import text
 from linnet_export.errors import OutputError
 
 PARTIAL = ".partial-"
@@ -21,10 +22,13 @@ PARTIAL = ".partial-"
 
 def refuse_existing(path: Path, *, force: bool) -> None:
     """Raises OutputError if a file is there already, unless forced; a directory there is always refused."""
-    if path.is_dir():
-        raise OutputError(f"{path} is a directory; a file name is needed")
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; --force replaces it")
+    try:
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; a file name is needed")
+        if (path.exists() or path.is_symlink()) and not force:
+            raise OutputError(f"{path} exists; --force replaces it")
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 @contextlib.contextmanager
@@ -44,9 +48,10 @@ def new_file(path: Path, *, force: bool) -> Iterator[Path]:
         except FileExistsError:
             raise OutputError(f"{path} exists: another run wrote it meanwhile; --force replaces it") from None
         except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+            raise _unwritable(path, error) from None
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the error that is on its way says more
+                partial.unlink()
 
 
 @contextlib.contextmanager
@@ -56,10 +61,13 @@ def new_directory(path: Path, *, force: bool, foreign: Callable[[Path], Sequence
     An existing directory that is not empty is refused unless forced, and then still refused if `foreign` names
     anything in it: --force replaces exports, not other people's files.
     """
-    path = path.resolve()  # a link to a directory stays a link
-    if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file; a directory is needed")
-    there = path.is_dir() and any(path.iterdir())
+    path = Path(os.path.realpath(path))  # a link to a directory stays a link
+    try:
+        if (path.exists() or path.is_symlink()) and not path.is_dir():
+            raise OutputError(f"{path} is {'a file' if path.is_file() else 'no directory'}; a directory is needed")
+        there = path.is_dir() and any(path.iterdir())
+    except OSError as error:
+        raise _unwritable(path, error) from None
     if there and not force:
         raise OutputError(f"{path} exists and is not empty; --force replaces what an earlier export wrote")
     if there and (names := foreign(path)):
@@ -71,6 +79,8 @@ def new_directory(path: Path, *, force: bool, foreign: Callable[[Path], Sequence
     with _directory(path.parent):
         try:
             partial.mkdir()
+            if path.is_dir():
+                shutil.copymode(path, partial)
             yield partial
             for file in partial.rglob("*"):
                 if file.is_file():
@@ -89,7 +99,7 @@ def new_directory(path: Path, *, force: bool, foreign: Callable[[Path], Sequence
                 partial.rename(path)  # also onto an empty directory; refused if another run filled it meanwhile
             _flush_directory(path.parent)
         except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+            raise _unwritable(path, error) from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -103,12 +113,14 @@ def preallocate(path: Path, size: int) -> None:
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[None]:
     """Makes a directory and its parents for a block; those it made are taken back if the block fails."""
-    made = [directory for directory in (path, *path.parents) if not directory.exists()]
+    made: list[Path] = []
     try:
         try:
+            made += [directory for directory in (path, *path.parents) if not directory.exists()]
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"{path} cannot be made a directory: {error.strerror or error}") from None
+            where = text.shortened(path)
+            raise OutputError(f"{where} cannot be made a directory: {error.strerror or error}") from None
         yield
     except BaseException:
         for directory in made:
@@ -138,12 +150,22 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}{PARTIAL}{os.getpid()}-{secrets.token_hex(4)}")
 
 
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{text.shortened(path)} cannot be written: {error.strerror or error}")
+
+
 def _flush(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def _flush_directory(path: Path) -> None:
+    """Makes a rename last; where a file system or a directory's mode forbids that, the output is whole all the same."""
+    with contextlib.suppress(OSError):
+        _flush_descriptor(path)
+
+
+def _flush_descriptor(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

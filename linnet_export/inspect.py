@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from linnet_export import card, dtypes, model, phi3, text
+import numpy as np
+
+from linnet_export import card, dtypes, gguf_file, model, phi3, text
 from linnet_export.errors import InputError
 
 
@@ -63,9 +65,12 @@ class Info:
 def read(path: str | Path) -> Info:
     """Looks at a card directory, a checkpoint directory or a GGUF file; raises ExportError."""
     place = Path(path)
-    if place.is_file():
-        return _gguf(place)
-    return _model(place)
+    try:
+        if not place.exists():
+            raise InputError(f"{place} does not exist; a card or checkpoint directory, or a GGUF file, is needed")
+        return _model(place) if place.is_dir() else _gguf(place)
+    except OSError as error:
+        raise InputError(f"{text.shortened(place)} cannot be read: {error.strerror or error}") from None
 
 
 def _model(directory: Path) -> Info:
@@ -125,26 +130,14 @@ _LONG_LIST = 8
 
 
 def _gguf(path: Path) -> Info:
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise InputError(f"{path} is not a GGUF file; a card or checkpoint directory, or a .gguf file, is needed")
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(path)
-        values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-        tensors = tuple(
-            TensorInfo(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.n_bytes))
-            for t in reader.tensors
-        )
-    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file makes it raise
-        raise InputError(f"{path} is damaged or not a whole GGUF file ({type(error).__name__}: {error})") from None
-    tokens = values.get("tokenizer.ggml.tokens") or []
-    eos = [
-        values[k]
-        for k in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        if isinstance(values.get(k), int)
-    ]
+    found = gguf_file.read(path)
+    if problems := found.layout_problems():
+        raise InputError([f"{path}: {problem}" for problem in problems])
+    values = {key: _readable(value) for key, value in found.keys.items()}
+    tokens = values.get("tokenizer.ggml.tokens")
+    texts = tokens if isinstance(tokens, list) else []
+    ends = (values.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot"))
+    eos = dict.fromkeys(end for end in ends if type(end) is int)
     template = values.get("tokenizer.chat_template")
     architecture = str(values.get("general.architecture", "unknown"))
     prefix = f"{architecture}."
@@ -154,13 +147,28 @@ def _gguf(path: Path) -> Info:
         architecture=architecture,
         settings={key.removeprefix(prefix): _short(value) for key, value in values.items() if key.startswith(prefix)},
         tokenizer=str(values.get("tokenizer.ggml.model", "none")),
-        vocabulary=len(tokens),
-        eos=tuple((i, str(tokens[i]) if i < len(tokens) else "") for i in dict.fromkeys(eos)),
+        vocabulary=len(texts),
+        eos=tuple((end, str(texts[end]) if 0 <= end < len(texts) else "") for end in eos),
         chat_template=template if isinstance(template, str) else None,
-        tensors=tensors,
+        tensors=tuple(TensorInfo(t.name, t.type, t.shape, t.nbytes) for t in found.tensors.values()),
         keys={key: _short(value) for key, value in values.items()},
         notes=(),
     )
+
+
+def _readable(value: gguf_file.Value) -> Any:
+    """A key's value with JSON types: text for bytes, f32 numbers as short as they were written."""
+
+    def one(item: Any) -> Any:
+        if isinstance(item, bytes):
+            return item.decode("utf-8", "replace")
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return str(item)
+            return float(str(np.float32(item))) if value.type.startswith("FLOAT32") else item
+        return item
+
+    return [one(item) for item in value.value] if isinstance(value.value, list) else one(value.value)
 
 
 def _short(value: object) -> object:

@@ -6,6 +6,7 @@ A Linnet card brings its weights beside it, from `weights`, or from Hugging Face
 checkpoint directory is its own. Every problem with names, shapes, types and configuration comes in one error.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from linnet_export.plan import Source
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+MAX_NAME = 120  # letters; with a type, an ending and a temporary suffix it stays below a file name's 255 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,21 @@ def open_model(
     generics (Layers alone for a checkpoint); `tokenizer` a directory, or "none" for a model without one.
     Raises InputError or UnsupportedError with every problem found.
     """
-    directory = Path(model)
+    try:
+        return _open(Path(model), weights, bindings, bind or {}, tokenizer, name)
+    except OSError as error:  # a name too long for the system, a directory that may not be entered
+        where = text.shortened(Path(error.filename)) if isinstance(error.filename, str) else text.shortened(Path(model))
+        raise InputError(f"{where} cannot be read: {error.strerror or error}") from None
+
+
+def _open(
+    directory: Path,
+    weights: str | Path | None,
+    bindings: str | Path | None,
+    bind: Mapping[str, int | str],
+    tokenizer: str | Path | None,
+    name: str | None,
+) -> Model:
     if directory.is_file():
         checkpoint.refuse_pickle(directory)
         raise InputError(
@@ -88,11 +104,11 @@ def open_model(
     if name is not None:
         _check_name(name, "--name")
     if cards.is_card(directory):
-        opened = _open_card(directory, weights, bindings, bind or {}, tokenizer)
-    elif (directory / CONFIG).is_file():
+        opened = _open_card(directory, weights, bindings, bind, tokenizer)
+    elif text.present(directory / CONFIG):
         if bindings is not None:
             raise InputError(f"--bindings applies to a Linnet card; {directory} is a Hugging Face checkpoint")
-        opened = _open_checkpoint(directory, weights, bind or {}, tokenizer)
+        opened = _open_checkpoint(directory, weights, bind, tokenizer)
     else:
         raise InputError(
             f"{directory} holds neither {cards.NEST} (a Linnet card) nor {CONFIG} (a Hugging Face checkpoint)"
@@ -104,7 +120,7 @@ def open_model(
 
 
 def _check_name(name: str, origin: str) -> None:
-    if not checkpoint.plain_name(name) or name.startswith("-") or not name.isprintable():
+    if not checkpoint.plain_name(name) or name.startswith("-") or not name.isprintable() or len(name) > MAX_NAME:
         raise InputError(
             f"{origin} is {text.shown(name)}; a name that can stand in a file name is needed: --name NAME gives one"
         )
@@ -121,11 +137,13 @@ def _open_card(
     found: Mapping[str, checkpoint.FileTensor]
     found, weights_directory = _card_weights(card, weights)
     config = card.config()
-
     problems = Problems()
+    phi3.check(config, problems)
+    problems.check()
+
     hf: Mapping[str, Any] = {}
     path = weights_directory / CONFIG
-    if path.is_file():
+    if text.present(path):
         with problems.collect():
             hf = text.read_json_object(path)
             stated = hf_config.read(hf, str(path), context=card.context)
@@ -296,7 +314,7 @@ def _open_checkpoint(
         notes += more
     repo, revision = _repository_of(directory)
     return _assemble(
-        name=(repo or directory.resolve().name).rsplit("/", 1)[-1],
+        name=(repo or Path(os.path.realpath(directory)).name).rsplit("/", 1)[-1],
         form="Hugging Face checkpoint",
         directory=directory,
         weights=place if place.is_dir() else place.parent,
@@ -378,17 +396,28 @@ def _assemble(
         files = _find_tokenizer(tokenizer, tokenizer_places)
     with problems.collect():
         for place in dict.fromkeys((weights, *((files.directory,) if files else ()), *tokenizer_places)):
-            if (place / GENERATION_CONFIG).is_file():
+            if text.present(place / GENERATION_CONFIG):
                 generation = text.read_json_object(place / GENERATION_CONFIG)
                 break
     with problems.collect():
         eos = tokenizer_files.eos_ids(files, hf, generation)
     with problems.collect():
         bos, pad = (_token_id(hf, key) for key in ("bos_token_id", "pad_token_id"))
+    if pad == -1:  # how some trainers write that there is none
+        pad, hf = None, {**hf, "pad_token_id": None}
+        notes = [*notes, "config.json's pad_token_id -1 means none and is written as null"]
+    for key in ("bos_token_id", "pad_token_id"):
+        with problems.collect():
+            _token_id(generation, key, GENERATION_CONFIG)
     for kind, ids in (("bos", (bos,)), ("eos", eos), ("pad", (pad,))):
         for token in ids:
-            if token is not None and not -1 <= token < config.vocab:
-                problems.add(f"the {kind} token id is {token}; the vocabulary has {config.vocab} rows")
+            if token is not None and not 0 <= token < config.vocab:
+                problems.add(f"the {kind} token id is {token}; the vocabulary has {config.vocab} rows, from 0")
+    if files is not None and files.rows > config.vocab:
+        problems.add(
+            f"the tokenizer in {files.directory} has ids for {files.rows} tokens, the embedding has {config.vocab} "
+            "rows; at most as many are needed: name the model's own tokenizer with --tokenizer DIR"
+        )
     problems.check()
     matrices = {t.dtype for t in tensors.values() if len(t.shape) > 1}
     return Model(
@@ -428,10 +457,10 @@ def _find_tokenizer(tokenizer: str | Path | None, places: Sequence[Path]) -> tok
     )
 
 
-def _token_id(config: Mapping[str, Any], key: str) -> int | None:
+def _token_id(config: Mapping[str, Any], key: str, origin: str = CONFIG) -> int | None:
     value = config.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InputError(f"{CONFIG}: {key} is {text.shown(value)}; an integer or null is needed")
+        raise InputError(f"{origin}: {key} is {text.shown(value)}; an integer or null is needed")
     return value
 
 

@@ -12,6 +12,8 @@ from linnet_export.errors import Problems
 ARCHITECTURE = "Phi3ForCausalLM"
 MODEL_TYPE = "phi3"
 GGUF_ARCHITECTURE = "phi3"
+MAX_LAYERS = 512  # llama.cpp's own limit (LLAMA_MAX_LAYERS); the deepest published model has 40
+MAX_SIZE = 2**31 - 1  # every runtime keeps sizes in 32 bits
 EPSILON = 1e-5  # of the RMS norm, where a Linnet source says nothing: its standard library's default
 
 
@@ -133,7 +135,7 @@ def layer_of(name: str) -> int | None:
             prefix, suffix = template.split("{i}")
             if name.startswith(prefix) and name.endswith(suffix):
                 middle = name[len(prefix) : len(name) - len(suffix)]
-                if middle.isascii() and middle.isdigit() and str(int(middle)) == middle:
+                if middle.isascii() and middle.isdigit() and len(middle) < 10 and str(int(middle)) == middle:
                     return int(middle)
     return None
 
@@ -153,8 +155,11 @@ def check(config: Config, problems: Problems) -> None:
     """Adds a line for each constraint of the architecture that the sizes break."""
     for name in ("vocab", "hidden", "heads", "kv_heads", "inner", "layers", "context"):
         value = getattr(config, name)
+        most = MAX_LAYERS if name == "layers" else MAX_SIZE
         if value < 1:
             problems.add(f"{_WORDS[name]} is {value}; it must be at least 1")
+        elif value > most:
+            problems.add(f"{_WORDS[name]} is {value}; it must be at most {most}")
     if problems.lines:
         return
     rope = config.rope
@@ -170,12 +175,25 @@ def check(config: Config, problems: Problems) -> None:
         )
     if config.heads % config.kv_heads:
         problems.add(f"{config.heads} heads cannot share {config.kv_heads} key/value heads evenly")
-    if config.window is not None and config.window < 1:
-        problems.add(f"the attention window is {config.window}; it must be at least 1, or absent for none")
-    if not (math.isfinite(config.eps) and config.eps > 0):
-        problems.add(f"the norm's epsilon is {config.eps}; it must be positive")
-    if not (math.isfinite(rope.theta) and rope.theta > 0):
-        problems.add(f"rope theta is {rope.theta}; it must be positive")
+    if config.window is not None and not 1 <= config.window <= MAX_SIZE:
+        problems.add(f"the attention window is {config.window}; it must be from 1 to {MAX_SIZE}, or absent for none")
+    if not 1 <= rope.original_context <= MAX_SIZE:
+        problems.add(f"the original context length is {rope.original_context}; it must be from 1 to {MAX_SIZE}")
+    numbers = [
+        ("the norm's epsilon", config.eps),
+        ("rope theta", rope.theta),
+        ("attention factor", rope.attention_factor),
+    ]
+    numbers += [
+        (f"longrope's {n}th factor", value) for n, value in enumerate((*(rope.short or ()), *(rope.long or ())))
+    ]
+    for name, value in numbers:
+        # Files and runtimes keep them as f32, where a number outside its normal range becomes 0 or infinity.
+        if not _F32_SMALLEST <= value <= _F32_LARGEST:
+            problems.add(f"{name} is {value}; a positive number that f32 holds is needed")
+
+
+_F32_SMALLEST, _F32_LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
 _WORDS = {

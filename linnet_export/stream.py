@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from linnet_export import dtypes, plan
-from linnet_export.errors import ExportError, InputError, OutputError
+from linnet_export.errors import ExportError, InputError
 
 # Bytes of source rows in one block: large enough that a block costs more than handing it out, small enough that
 # a block and its f32 working copies (up to 6 times as large) stay in tens of megabytes for each thread.
 BLOCK_BYTES = 4 * 1024 * 1024
+
+MAX_THREADS = 64  # more only wait for one another
 
 Progress = Callable[[int], None]
 
@@ -45,7 +47,7 @@ def write(
 ) -> None:
     """Writes every placement into an existing file; `progress` is told the output bytes of each block.
 
-    Raises InputError for a value that is not finite (unless allowed) and OutputError if the file cannot be written.
+    Raises InputError for a value that is not finite (unless allowed) and OSError if the file cannot be written.
     """
     blocks = _blocks(placements)
     lock = threading.Lock()
@@ -67,9 +69,8 @@ def write(
 
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        workers = [
-            threading.Thread(target=work, args=(descriptor,), daemon=True) for _ in range(threads or default_threads())
-        ]
+        count = min(threads or default_threads(), MAX_THREADS)
+        workers = [threading.Thread(target=work, args=(descriptor,), daemon=True) for _ in range(count)]
         for worker in workers:
             worker.start()
         try:
@@ -83,10 +84,7 @@ def write(
     finally:
         os.close(descriptor)
     if errors:
-        first = errors[0]
-        if isinstance(first, OSError):
-            raise OutputError(f"{path} cannot be written: {first.strerror or first}") from first
-        raise first
+        raise errors[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ JSON does not have (NaN) are all one-line InputErrors that name the file.
 
 import json
 import math
+import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,21 +18,49 @@ from linnet_export.errors import InputError
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 
 
+def present(path: Path) -> bool:
+    """Whether a file is there. A link to nothing, a directory or a device in its place is an InputError.
+
+    A snapshot in a hub's cache whose blob is missing is such a link: taking it for absent would change the model.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise InputError(f"{path} is a link to a file that is missing; download it again") from None
+        return False
+    except OSError as error:
+        raise InputError(f"{shortened(path)} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is not a regular file; one is needed, or none")
+    return True
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a small file."""
+    try:
+        if not present(path):
+            raise InputError(f"{path} does not exist")
+        size = path.stat().st_size
+        if size > MAX_TEXT_BYTES:
+            raise InputError(f"{path} has {size} bytes; a file beside a model's weights has at most {MAX_TEXT_BYTES}")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file."""
     try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise InputError(f"{path} is not a regular file")
-        if size > MAX_TEXT_BYTES:
-            raise InputError(f"{path} has {size} bytes; a text file of a model has at most {MAX_TEXT_BYTES}")
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def shortened(path: Path) -> str:
+    """A path for a message, cut in the middle where it is too long to read."""
+    written = str(path)
+    return written if len(written) <= 200 else f"{written[:90]}...{written[-90:]}"
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
@@ -38,9 +68,12 @@ def parse_json(text: str | bytes, origin: str) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")  # json.loads would also take UTF-16 and UTF-32
-        return json.loads(
+        value = json.loads(
             text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_real, parse_int=_integer
         )
+        if _SURROGATE.search(text):
+            _refuse_lone_surrogates(value)
+        return value
     except json.JSONDecodeError as error:
         raise InputError(
             f"{origin} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
@@ -110,6 +143,27 @@ def size(count: int) -> str:
 def counted(count: int, noun: str) -> str:
     """1 tensor, 2 tensors."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# Half of a letter beyond U+FFFF. In pairs JSON makes a letter of them; a lone one is no text in any encoding.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _refuse_lone_surrogates(value: Any) -> None:
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"{shown(value.encode('ascii', 'backslashreplace').decode())} is not Unicode text"
+                ) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class TokenizerFiles:
     `special` has the id of each role in ROLES that the files name (and `eot`, where a template puts another end
     token in its place); `names` the texts they name, with or without an id. `adds` says for a role whether
     encoding adds its token; a role that is missing is not decided by the files. `named` holds the texts of every
-    token that the configuration calls special.
+    token that the configuration calls special. `rows` is one more than the largest id.
     """
 
     directory: Path
@@ -91,6 +91,7 @@ class TokenizerFiles:
     adds: Mapping[str, bool]
     named: frozenset[str]
     chat_templates: Mapping[str, str]
+    rows: int = 0
     sentencepiece: SentencePiece | None = None
     notes: tuple[str, ...] = ()
 
@@ -136,11 +137,16 @@ def find(directory: Path) -> TokenizerFiles | None:
     """
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory; one with a tokenizer's files is needed")
-    files = {name: directory / name for name in FILES if (directory / name).is_file()}
+    problems = Problems()
+    files = {}
+    for name in FILES:
+        with problems.collect():
+            if text.present(directory / name):
+                files[name] = directory / name
     extra = sorted((directory / ADDITIONAL_TEMPLATES).glob("*.jinja"))
     if not files.keys() & {TOKENIZER_JSON, TOKENIZER_MODEL, VOCAB, MERGES}:
+        problems.check()
         return None
-    problems = Problems()
     for name, other in ((VOCAB, MERGES), (MERGES, VOCAB)):
         if name in files and not files.keys() & {other, TOKENIZER_JSON, TOKENIZER_MODEL}:
             problems.add(f"{files[name]} is there without {other}; a tokenizer needs both, or a {TOKENIZER_JSON}")
@@ -169,9 +175,28 @@ def find(directory: Path) -> TokenizerFiles | None:
         adds=adds,
         named=named,
         chat_templates=templates,
+        rows=_rows(files, tokenizer, sentencepiece, added),
         sentencepiece=sentencepiece,
         notes=tuple(notes),
     )
+
+
+def _rows(
+    files: Mapping[str, Path],
+    tokenizer: Mapping[str, Any] | None,
+    sentencepiece: SentencePiece | None,
+    added: Sequence[AddedToken],
+) -> int:
+    """One more than the largest id that any of the files gives a token."""
+    vocab: object = None
+    if tokenizer is not None:
+        model = tokenizer.get("model")
+        vocab = model.get("vocab") if isinstance(model, Mapping) else None
+    elif sentencepiece is None and VOCAB in files:
+        vocab = text.read_json(files[VOCAB])
+    ids = vocab.values() if isinstance(vocab, Mapping) else range(len(vocab)) if isinstance(vocab, list) else ()
+    count = max((*(n for n in ids if type(n) is int), *(token.id for token in added)), default=-1) + 1
+    return max(count, sentencepiece.pieces if sentencepiece else 0)
 
 
 def eos_ids(
@@ -261,7 +286,7 @@ def _sentencepiece(
     if path is None:
         return None
     try:
-        raw = path.read_bytes()
+        raw = text.read_bytes(path)
     except OSError as error:
         problems.add(f"{path} cannot be read: {error.strerror or error}")
         return None
@@ -388,7 +413,7 @@ def _from_decoder(path: Path | None, value: Mapping[str, Any], problems: Problem
         problems.add(f"{path}: added_tokens_decoder is {text.json_kind(decoder)}; an object is needed")
         return
     for number, entry in (decoder or {}).items():
-        if not (number.isascii() and number.isdigit()):
+        if not (number.isascii() and number.isdigit() and len(number) < 20):
             problems.add(f"{path}: added_tokens_decoder has the id {text.shown(number)}; an integer from 0 is needed")
         elif (token := _token(int(number), entry, f"{path}: added token {number}", problems)) is not None:
             yield token

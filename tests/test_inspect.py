@@ -92,7 +92,7 @@ def test_the_data_of_each_form_are_json(hf: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.gguf is not a GGUF file"):
+    with pytest.raises(InputError, match=r"x\.gguf .* does not begin as a GGUF file"):
         inspect.read(path)
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_gguf_file_is_refused_wherever_it_is_cut(hf: Path, tmp_path: P
     path = tmp_path / "cut.gguf"
     for length in (4, 8, 20, 24, 100, 1000, 3000, len(whole) // 2, len(whole) - 100):
         path.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"cut\.gguf is damaged") as caught:
+        with pytest.raises(InputError, match=r"cut\.gguf.* (ends|does not begin|damaged)") as caught:
             inspect.read(path)
         assert len(caught.value.problems) == 1
 

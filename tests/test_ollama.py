@@ -365,3 +365,14 @@ def test_a_stop_that_a_modelfile_cannot_hold_is_said() -> None:
     made = ollama.modelfile("m.gguf", template=None, stops=["a\u200bb", 'x"""y', "<|end|>"], name="m")
     assert [value for command, value in read_modelfile(made.text) if command == "PARAMETER stop"] == ["<|end|>"]
     assert len([note for note in made.notes if "cannot be written" in note]) == 2
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ '%999999999d' % 1 }}", "{{ '%*d' % (999999999, 1) }}", "{{ 'x' * 999999999 }}", "{{ 999999999 ** 999999999 }}",
+     "{{ range(99999) | list | string * 2000 }}"],
+)  # fmt: skip
+def test_a_template_that_would_write_gigabytes_is_left_out(template: str) -> None:
+    made = ollama.modelfile("x.gguf", template=template, stops=[], name="x")
+    assert "TEMPLATE" not in made.text
+    assert "cannot be rendered" in made.notes[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from linnet_export import files, plan, stream
-from linnet_export.errors import ExportError, InputError, OutputError
+from linnet_export.errors import ExportError, InputError
 from linnet_export.plan import Constant, Entry, Span
 
 RANDOM = np.random.default_rng(3)
@@ -145,7 +145,7 @@ def test_what_a_conversion_refuses_is_named_after_its_tensor(tmp_path: Path) -> 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(InputError("shrunk"), InputError), (RuntimeError("defect"), RuntimeError), (OSError(28, "full"), OutputError)],
+    [(InputError("shrunk"), InputError), (RuntimeError("defect"), RuntimeError), (OSError(28, "full"), OSError)],
 )
 @pytest.mark.parametrize("threads", [1, 8])
 def test_an_error_of_any_thread_reaches_the_caller_and_stops_the_others(
