@@ -14,13 +14,15 @@ if __name__ != "linnet_export.reference":
     )
 
 from linnet_export.reference.compare import Figures, compare, compare_log_probs
-from linnet_export.reference.load import Weights, load, open_weights
+from linnet_export.reference.load import DTYPES, Dtype, Weights, load, open_weights
 from linnet_export.reference.phi3 import Cache, Config, Phi3
 from linnet_export.reference.streaming import stream
 
 __all__ = [
+    "DTYPES",
     "Cache",
     "Config",
+    "Dtype",
     "Figures",
     "Phi3",
     "Weights",

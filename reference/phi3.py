@@ -156,17 +156,24 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Queries `[B, Heads, Q, D]` over keys and values `[B, KvHeads, K, D]`: `[B, Heads, Q, D]`, in the queries' type.
 
     `mask` is `[Q, K]` or `[B, 1, Q, K]`, true where a query sees a key. Consecutive query heads share a key/value
-    head: their queries stand side by side in one product, so keys and values are never repeated. Values that no
-    query sees become 0: what a cache holds there may be anything, and its weight of 0 times a NaN would be a NaN.
+    head: their queries stand side by side in one product, so keys and values are never repeated.
     """
     batch, heads, length, dim = q.shape
     grouped = (batch, k.shape[1], heads // k.shape[1] * length)
     scores = q.float().reshape(*grouped, dim) @ k.float().transpose(-1, -2) * dim**-0.5
     scores = scores.view(batch, heads, length, -1).masked_fill(~mask, MASKED)
     weights = scores.softmax(dim=-1).view(*grouped, -1)
-    unseen = ~mask.any(dim=-2).unsqueeze(-1)
-    mixed: Tensor = weights @ v.float().masked_fill(unseen, 0)
+    mixed: Tensor = weights @ v.float()
     return mixed.view(q.shape).to(q.dtype)
+
+
+def over_all(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """`attention` over all positions of a cache, written or not.
+
+    Values that no query sees become 0: what an earlier sequence left there may be anything, and its weight of 0 times
+    a NaN would be a NaN.
+    """
+    return attention(q, keys, values.masked_fill(~mask.any(dim=-2).unsqueeze(-1), 0), mask)
 
 
 def whole(config: Config, length: int, device: torch.device) -> tuple[Tensor, LayerAttend]:
@@ -344,14 +351,14 @@ class Phi3(nn.Module):
         batch, length = tokens.shape
         if batch != cache.rows:
             raise ValueError(f"{batch} sequences, but the cache has {cache.rows} rows")
-        reach = cache.max_seq
+        reach = None
         if isinstance(pos, int):
-            reach = pos + length  # nobody sees further: the rest of the cache need not be read
+            reach = pos + length
             if not 0 <= pos < reach <= cache.max_seq:
                 raise ValueError(
                     f"{length} tokens at position {pos} do not fit into a cache of {cache.max_seq} positions"
                 )
-        return self._cached(tokens, torch.arange(length, device=tokens.device)[None] + pos, reach, cache)
+        return self._cached(tokens, torch.arange(length, device=tokens.device)[None] + pos, cache, reach)
 
     def decode(self, token: Tensor, pos: int | Tensor, cache: Cache) -> Tensor:
         """Logits `[Batch, Vocab]` after one more token a row, `[Batch, 1]`, at position `pos`: see `prefill`."""
@@ -363,7 +370,7 @@ class Phi3(nn.Module):
         A row without a request computes along, at any position that no request will read; ignore its logits.
         """
         check(tokens=(tokens, (cache.rows, 1)), positions=(positions, (cache.rows,)))
-        return self._cached(tokens, positions[:, None], cache.max_seq, cache)
+        return self._cached(tokens, positions[:, None], cache, None)
 
     def prefill_slots(self, tokens: Tensor, slots: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
         """Logits `[M, Vocab]` after each of M prompts, which go into the rows `slots` `[M]`, all different.
@@ -434,7 +441,7 @@ class Phi3(nn.Module):
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.write(layer, k, v, into[None], at)
             prompts = attention(q[:, :, :packed], k[:, :, :packed], v[:, :, :packed], mask)
-            steps = attention(q[:, :, packed:].transpose(0, 2), keys, values, step_mask)  # rows as a batch
+            steps = over_all(q[:, :, packed:].transpose(0, 2), keys, values, step_mask)  # rows as a batch
             return torch.cat((prompts, steps.transpose(0, 2)), dim=2)
 
         states = self.hidden_states(
@@ -535,17 +542,20 @@ class Phi3(nn.Module):
         """`hidden_states` of whole sequences, from position 0 and without a cache."""
         return self.hidden_states(tokens, *whole(self.config, tokens.shape[1], tokens.device))
 
-    def _cached(self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache) -> Tensor:
+    def _cached(self, tokens: Tensor, positions: Tensor, cache: Cache, reach: int | None) -> Tensor:
         """Logits `[Batch, Vocab]` after the last of tokens `[Batch, S]`, cached at positions `[1 or Batch, S]`.
 
-        The queries of a row see what is cached in that row, up to themselves; none sees as far as `reach`.
+        The queries of a row see what is cached in that row, up to themselves. The positions below `reach` have all
+        been written, and nobody sees further; None: it is not known how far that is.
         """
         rows = torch.arange(cache.rows, device=tokens.device)[:, None]
-        cells = torch.arange(reach, device=tokens.device)
+        cells = torch.arange(cache.max_seq if reach is None else reach, device=tokens.device)
         mask = sees(positions, cells, self.config.window).unsqueeze(1)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.write(layer, k, v, rows, positions)
+            if reach is None:
+                return over_all(q, keys, values, mask)
             return attention(q, keys[:, :, :reach], values[:, :, :reach], mask)
 
         return self.logits(self.hidden_states(tokens, positions, attend)[:, -1])
