@@ -155,9 +155,22 @@ def paths_of(config: Config) -> list[str]:
 
 
 def _checkpoint(directory: Path) -> Weights:
+    """A checkpoint that ties its head but stores another one is untied: what is stored was trained."""
     config = _hf_config(_json(directory / "config.json"), directory / "config.json")
-    named = {path: name for name, path in _names(config, 1).items()}
-    return _stored(config, _safetensors(_files_in(directory)), {"the names of transformers": named}, directory)
+    held = _safetensors(_files_in(directory))
+
+    def opened(tied: bool) -> Weights:
+        settled = replace(config, tied=tied)
+        named = {path: name for name, path in _names(settled, 1).items()}
+        return _stored(settled, held, {"the names of transformers": named}, directory)
+
+    if config.tied and {name for name, path in _names(replace(config, tied=False), 1).items() if path == HEAD} & set(
+        held
+    ):
+        untied = opened(tied=False)
+        if not torch.equal(untied.read(HEAD, untied.dtype), untied.read(EMBEDDING, untied.dtype)):
+            return untied
+    return opened(tied=config.tied)
 
 
 def _hf_config(fields: Mapping[str, Any], origin: Path) -> Config:

@@ -489,6 +489,22 @@ def test_shards_read_like_one_file(saved: Callable[[Spec], Path], tmp_path: Path
     assert_same(reference.load(tmp_path), reference.load(saved(CASES["equal heads"])))
 
 
+def test_a_tied_checkpoint_that_stores_another_head_is_untied(tmp_path: Path) -> None:
+    import tiny
+
+    config = {**tiny.CONFIG, "tie_word_embeddings": True}
+    source = tiny.checkpoint(tmp_path, config, tokenizer=False)
+    tied = load(source)
+    assert tied.lm_head is None
+    tensors = tiny.weights(config)
+    for head, untied in (
+        (tensors["model.embed_tokens.weight"], False),
+        (tensors["model.embed_tokens.weight"] * 2, True),
+    ):
+        tiny.save(source / "model.safetensors", {**tensors, "lm_head.weight": head.copy()})
+        assert (load(source).lm_head is not None) == untied
+
+
 def test_layers_keeps_the_first_ones(saved: Callable[[Spec], Path]) -> None:
     spec = CASES["equal heads"]
     tokens = tokens_of(spec, 9)
