@@ -233,8 +233,8 @@ def verify_command(
     context: Annotated[
         int | None,
         typer.Option(
-            min=1, help="llama.cpp's context, which picks longrope's factors; default: what the prompts need.",
-            show_default=False,
+            min=1, show_default=False,
+            help="The context of llama.cpp and vLLM, which picks longrope's factors; default: what the prompts need.",
         ),
     ] = None,
     name: NameOption = None,
@@ -266,7 +266,7 @@ def verify_command(
     with progress.stages() as told:
         made = verify(
             export, against=against, runtimes=None if runtime is None else re.split(r"[,\s]+", runtime.strip(", ")),
-            prompts_file=prompts, tokens=tokens, layers=layers, context=context, name=name, weights=weights,
+            prompts=prompts, tokens=tokens, layers=layers, context=context, name=name, weights=weights,
             bindings=bindings, bind=_bind(bind), tokenizer=tokenizer, pre_tokenizer=pre_tokenizer,
             vllm_python=vllm_python, endpoint=endpoint, progress=told,
         )  # fmt: skip

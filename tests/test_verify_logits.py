@@ -17,6 +17,7 @@ import torch
 
 import damage
 import random_models
+import tiny
 from linnet_export import cli, gguf, hf, reference, verify
 from linnet_export.model import open_model
 from linnet_export.reference.compare import compare as reference_compare
@@ -155,6 +156,8 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(source: Path, expo
     [line] = refused(endpoint="http://127.0.0.1:9", runtimes=["reference"])
     assert "start a server first" in line
     assert any("--tokens 512: 1 to 511 are needed" in line for line in refused(tokens=512))
+    [line] = refused(context=100, tokens=16)
+    assert line == "--context 100: 316 are needed, for the longest prompt and 16 tokens of answer"
 
 
 def test_a_runtime_that_is_not_installed_is_named_with_its_command(
@@ -558,3 +561,34 @@ def test_a_report_is_strict_json(source: Path, exported: Path) -> None:
     odd = replace(runtime, prompts=(replace(runtime.prompts[0], perplexity=math.nan, mean_abs=math.inf),))
     content = json.loads(output.report_json(replace(report, runtimes=(odd,))), parse_constant=pytest.fail)
     assert content["runtimes"][0]["prompts"][0]["perplexity"] is None
+
+
+# ---- what the reference has no option for ---------------------------------------------------------------------------
+
+
+def test_a_checkpoint_whose_weights_lie_elsewhere_is_verified(source: Path, exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "weights").mkdir()
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / "config" / name).write_bytes((source / name).read_bytes())
+    file = tmp_path / "weights/model.safetensors"
+    file.write_bytes((source / "model.safetensors").read_bytes())
+    for weights in (tmp_path / "weights", file):
+        report = verify.verify(
+            exported, against=tmp_path / "config", weights=weights, runtimes=["transformers"], tokens=4,
+            tokenizer="none",
+        )  # fmt: skip
+        assert report.passed, report
+
+
+def test_a_card_with_other_bindings_is_verified(tmp_path: Path) -> None:
+    card = tiny.card(tmp_path / "card", dtype="F32", tokenizer=False, nest=tiny.NEST.replace('T = "bf16"', 'T = "f32"'))
+    other = tmp_path / "other.json"
+    (card / "bindings.json").rename(other)
+    (card / "bindings.json").write_text("{}")  # of names that the file does not have
+    options: dict[str, Any] = {"bindings": other, "tokenizer": "none"}
+    hf.export(card, tmp_path / "hf", **options)
+    report = verify.verify(tmp_path / "hf", against=card, runtimes=["transformers"], tokens=4, **options)
+    assert report.passed, report
+    with pytest.raises(VerificationError, match=r"--bind Vocab: .* only Layers, Batch, MaxSeq, T can be overridden"):
+        verify.verify(tmp_path / "hf", against=card, bind={"Vocab": 90}, runtimes=["transformers"], **options)

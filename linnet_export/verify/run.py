@@ -21,7 +21,8 @@ from linnet_export import __version__, card, checkpoint, gguf_file, text
 from linnet_export.converters.gguf import FILE_TYPES
 from linnet_export.errors import InputError
 from linnet_export.model import CONFIG, Model, open_model
-from linnet_export.verify import bounds, expected, logits, prompts, structure
+from linnet_export.verify import bounds, expected, logits, structure
+from linnet_export.verify import prompts as texts
 from linnet_export.verify import weights as weight_checks
 from linnet_export.verify.at_endpoint import Endpoint
 from linnet_export.verify.in_llama_cpp import LlamaCpp
@@ -52,7 +53,7 @@ def verify(
     *,
     against: str | Path,
     runtimes: Sequence[str] | None = None,
-    prompts_file: str | Path | None = None,
+    prompts: str | Path | None = None,
     tokens: int = 64,
     layers: int | None = None,
     name: str | None = None,
@@ -70,7 +71,8 @@ def verify(
 
     `runtimes` None means those of RUNTIMES that read this form of export and are installed; one that is named must be
     both. `endpoint` adds a served model. `layers` is how many of the source's layers the export has. `name`, `weights`,
-    `bindings`, `bind`, `tokenizer` and `pre_tokenizer` are what the export was made with. `context` is llama.cpp's.
+    `bindings`, `bind`, `tokenizer` and `pre_tokenizer` are what the export was made with. `context` is that of
+    llama.cpp and vLLM.
     Raises InputError for a source or an export that cannot be opened, VerificationError for what cannot be asked.
     """
     started = time.monotonic()
@@ -82,13 +84,18 @@ def verify(
         bound["Layers"] = layers
     told("opening the source", 0, 0)
     model = open_model(source, weights=weights, bindings=bindings, bind=bound, tokenizer=tokenizer, name=name)
+    codec = texts.codec(model)
     form, kind = type_of(place)
     chosen = _runtimes(place, runtimes, vllm_python, endpoint, told)
-    asked = (
-        prompts.shipped(model, tokens=tokens)
-        if prompts_file is None
-        else prompts.read(Path(prompts_file), model, tokens=tokens)
-    )
+    asked = texts.shipped(model, tokens=tokens) if prompts is None else texts.read(Path(prompts), model, tokens=tokens)
+    task = Task(
+        export=place, type=kind, prompts=asked, tokens=tokens, ends=frozenset(model.eos), config=model.config,
+        context=context,
+    )  # fmt: skip
+    if context is not None and context < task.length:
+        raise VerificationError(
+            f"--context {context}: {task.length} are needed, for the longest prompt and {tokens} tokens of answer"
+        )
     findings = structure.check_structure(place, model, pre_tokenizer=pre_tokenizer)
     results: tuple[RuntimeResult, ...] = ()
     checks: tuple[TensorCheck, ...] = ()
@@ -103,15 +110,11 @@ def verify(
                 for runtime, _ in chosen
             )
         else:
-            task = Task(
-                export=place, type=kind, prompts=asked, tokens=tokens, ends=frozenset(model.eos), config=model.config,
-                context=context,
-            )  # fmt: skip
             truth = Truth(
                 readable, weights=elsewhere, layers=model.config.layers,
                 progress=lambda done, total: told("the reference, layer by layer", done, total),
             )  # fmt: skip
-            results = _run(chosen, task, truth, prompts.codec(model), told)
+            results = _run(chosen, task, truth, codec, told)
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB  # Linux counts KiB
     return Report(
         export=str(export),
@@ -126,7 +129,7 @@ def verify(
         peak_mb=usage / 1e6,
         options={
             "runtimes": [runtime.name for runtime, _ in chosen], "tokens": tokens, "layers": model.config.layers,
-            "prompts": "shipped" if prompts_file is None else str(prompts_file), "tokenizer": prompts.codec(model).how,
+            "prompts": "shipped" if prompts is None else str(prompts), "tokenizer": codec.how,
         },
     )  # fmt: skip
 
@@ -202,7 +205,7 @@ def _weights(
 
 
 def _run(
-    chosen: Iterable[tuple[Runtime, str | None]], task: Task, truth: Truth, codec: prompts.Codec, told: Progress
+    chosen: Iterable[tuple[Runtime, str | None]], task: Task, truth: Truth, codec: texts.Codec, told: Progress
 ) -> tuple[RuntimeResult, ...]:
     """Every runtime first, then the reference once for all of them. One that breaks is a failure, not the end."""
     results: dict[str, RuntimeResult] = {}

@@ -62,9 +62,8 @@ def passes(report: Report, *runtimes_needed: str) -> None:
         assert not runtime.skipped
         assert runtime.bounds is not None
         assert len(runtime.samples) == len(runtime.prompts) == 3
-        print(
-            f"{report.type}, {runtime.runtime}: KL mean {sum(runtime.kl) / len(runtime.kl):.3g}, max {max(runtime.kl):.3g}"
-        )
+        mean, largest = sum(runtime.kl) / len(runtime.kl), max(runtime.kl)
+        print(f"{report.type}, {runtime.runtime}: KL mean {mean:.3g}, max {largest:.3g}")
 
 
 # ---- what is right passes -------------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def passes(report: Report, *runtimes_needed: str) -> None:
 def test_gguf_passes_in_llama_cpp(workshop: Workshop, prompt_file: Path, outtype: str) -> None:
     report = verify.verify(
         workshop.gguf("checkpoint", outtype), against=workshop.source("checkpoint"), runtimes=["llama.cpp"],
-        prompts_file=prompt_file, tokens=TOKENS,
+        prompts=prompt_file, tokens=TOKENS,
     )  # fmt: skip
     passes(report, "llama.cpp")
     [runtime] = report.runtimes
@@ -93,13 +92,13 @@ def test_checkpoint_passes_in_transformers_and_vllm(
         export = tmp_path / "hf"
         hf.export(workshop.source("checkpoint"), export, dtype=dtype)
     report = verify.verify(
-        export, against=workshop.source("checkpoint"), runtimes=["transformers", "vllm"], prompts_file=prompt_file,
+        export, against=workshop.source("checkpoint"), runtimes=["transformers", "vllm"], prompts=prompt_file,
         tokens=TOKENS, vllm_python=vllm_python,
     )  # fmt: skip
     passes(report, "transformers", "vllm")
     theirs, ours = report.runtimes
-    assert [len(figures.positions) for figures in theirs.prompts] == [40, 10, 64]
-    assert [len(figures.positions) for figures in ours.prompts] == [40, 10, 4]
+    assert [len(figures.positions) for figures in theirs.prompts] == [40, 12, 64]
+    assert [len(figures.positions) for figures in ours.prompts] == [40, 12, 4]
     assert ours.kind == "log-probabilities"
     if dtype == "f32":
         for runtime in report.runtimes:
@@ -308,7 +307,7 @@ def test_a_served_checkpoint_passes_by_its_top_entries(two_layers: dict[str, Pat
     assert (code, reasons(report)) == (0, [])
     served = report["runtimes"][-1]
     assert (served["runtime"], served["kind"]) == ("endpoint", "top entries")
-    assert [len(figures["positions"]) for figures in served["prompts"]] == [40, 10, 64]
+    assert [len(figures["positions"]) for figures in served["prompts"]] == [40, 12, 64]
     assert [sample["agreeing_prefix"] for sample in served["samples"]] == [4, 4, 4]
 
 
@@ -328,7 +327,7 @@ def test_llama_cpp_says_which_factors_its_context_chose(tmp_path: Path, context:
     asked = tmp_path / "prompts.txt"
     asked.write_text("1 2 3 4 5 6 7 8 9\n---\n" + " ".join(str(n * 7 % 90) for n in range(100)))
     report = verify.verify(
-        file, against=source, runtimes=["llama.cpp"], prompts_file=asked, tokens=8, tokenizer="none", context=context
+        file, against=source, runtimes=["llama.cpp"], prompts=asked, tokens=8, tokenizer="none", context=context
     )
     assert report.passed, report
     [runtime] = report.runtimes
@@ -339,7 +338,7 @@ def test_a_tokenizer_model_gives_phi3s_own_ids(llama_cpp_source: Path, tmp_path:
     """Without transformers: the pieces by sentencepiece, the added tokens found in the text, against the fast one."""
     file = llama_cpp_source / "models/ggml-vocab-phi-3.gguf"
     for form in ("model", "json"):
-        real_vocabularies.phi3_tokenizer(file, tmp_path / form, form=form)  # type: ignore[arg-type]
+        real_vocabularies.phi3_tokenizer(file, tmp_path / form, form=form)
     found = tokenizer_files.find(tmp_path / "model")
     assert found is not None
     settings = tiny.edited(vocab_size=32064)
