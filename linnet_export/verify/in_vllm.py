@@ -75,12 +75,12 @@ class Vllm:
         }  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="linnet-export-") as folder:
             order, results = Path(folder, "job.json"), Path(folder, "out.npz")
-            order.write_text(json.dumps(job), encoding="utf-8")
+            order.write_text(json.dumps([job]), encoding="utf-8")
             run_program([self.python, Path(__file__).with_name("vllm_worker.py"), order, results], "vLLM", {})
             with np.load(results) as arrays:
                 version = str(arrays["version"])
-                values = tuple(arrays[f"{i}/values"] for i in range(len(positions)))
-                answers = tuple(tuple(arrays[f"{i}/tokens"].tolist()) for i in range(len(positions)))
+                values = tuple(arrays[f"0/{i}/values"] for i in range(len(positions)))
+                answers = tuple(tuple(arrays[f"0/{i}/tokens"].tolist()) for i in range(len(positions)))
         limits = longrope_limit(task, context)
         fewer = sum(len(prompt.positions) > len(some) for prompt, some in zip(task.prompts, positions, strict=True))
         if fewer:

@@ -1,9 +1,9 @@
-"""Runs one vLLM job in vLLM's own interpreter, without this package: `python vllm_worker.py JOB.json OUT.npz`.
+"""Runs vLLM jobs in vLLM's own interpreter, without this package: `python vllm_worker.py JOBS.json OUT.npz`.
 
-JOB.json: {"model", "dtype", "context", "tokens", "ends": [ids], "prompts": [{"ids": [ids], "positions": [positions],
+JOBS.json is a list, one load of an engine each: {"model", "dtype", "context", "tokens", "ends": [ids], "prompts": [{"ids": [ids], "positions": [positions],
 "whole": bool}]}. A whole prompt gives its distributions in one pass (prompt_logprobs); of another one each position is
-the last of a prefix, with the distribution of the one token that follows. OUT.npz: `I/values` [positions, vocab]
-(log-probabilities, f32), `I/tokens` (greedy), `version`.
+the last of a prefix, with the distribution of the one token that follows. OUT.npz, for prompt I of job J:
+`J/I/values` [positions, vocab] (log-probabilities, f32; absent without positions), `J/I/tokens` (greedy); `version`.
 """
 
 import json
@@ -21,15 +21,25 @@ SETTINGS = {
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # GiB; read on the CPU only
 
 
-def main(job_file: str, out_file: str) -> None:
+def main(jobs_file: str, out_file: str) -> None:
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]  # it holds no module of vLLM's
-    job = json.loads(Path(job_file).read_text())
+    jobs = json.loads(Path(jobs_file).read_text())
     os.environ.update(SETTINGS)
-    os.environ.setdefault(CPU_CACHE, str(job["cache_gib"]))
+    os.environ.setdefault(CPU_CACHE, str(max(job["cache_gib"] for job in jobs)))
 
     import numpy as np
     import vllm  # type: ignore[import-not-found]
+
+    arrays = {"version": np.array(vllm.__version__)}
+    for number, job in enumerate(jobs):
+        arrays |= {f"{number}/{key}": values for key, values in answers(vllm, job).items()}
+    np.savez(out_file, allow_pickle=False, **arrays)
+
+
+def answers(vllm: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of one job; its engine is released at the end."""
+    import numpy as np
 
     engine = vllm.LLM(
         model=job["model"],
@@ -61,7 +71,7 @@ def main(job_file: str, out_file: str) -> None:
         values[list(entry)] = [item.logprob for item in entry.values()]
         return values
 
-    arrays = {"version": np.array(vllm.__version__)}
+    arrays = {}
     for i, prompt in enumerate(job["prompts"]):
         ids, positions = prompt["ids"], prompt["positions"]
         if prompt["whole"]:
@@ -74,10 +84,11 @@ def main(job_file: str, out_file: str) -> None:
             rows = [
                 row(run(ids[: position + 1], tokens=1, every=True).outputs[0].logprobs[0]) for position in positions
             ]
-        arrays[f"{i}/values"] = np.stack(rows)
+        if rows:
+            arrays[f"{i}/values"] = np.stack(rows)
         answer = run(ids, tokens=job["tokens"], every=False)
         arrays[f"{i}/tokens"] = np.array(answer.outputs[0].token_ids, np.int64)
-    np.savez(out_file, allow_pickle=False, **arrays)
+    return arrays
 
 
 if __name__ == "__main__":

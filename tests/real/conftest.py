@@ -45,7 +45,7 @@ def vllm(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         runtimes.Job(name=name, model=workshop.hf(name), prompts=prompts_of(name), logprobs=True) for name in RANDOM
     ]
     jobs += [
-        runtimes.Job(name=name, model=workshop.hf(name), prompts=(question,), generate=STEPS, logprobs=name == "card")
+        runtimes.Job(name=name, model=workshop.hf(name), prompts=(question,), generate=STEPS)
         for name in ("card", "checkpoint")
     ]
     return runtimes.run_vllm(jobs, tmp_path_factory.mktemp("vllm"))

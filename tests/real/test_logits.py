@@ -41,8 +41,7 @@ def against_vllm(vllm: dict[str, np.ndarray], name: str, model: Phi3) -> list[Fi
     """The reference against the Hugging Face export in vLLM, on log-probabilities."""
     figures = []
     for i, ids in enumerate(prompts_of(name)):
-        theirs = np.concatenate([vllm[f"{name}/{i}/logprobs"], vllm[f"{name}/{i}/last"][None]])
-        figures.append(compare_log_probs(logits(model, ids), torch.from_numpy(theirs)))
+        figures.append(compare_log_probs(logits(model, ids), torch.from_numpy(vllm[f"{name}/{i}/values"])))
     return figures
 
 
