@@ -1,9 +1,10 @@
 """Runs vLLM jobs in vLLM's own interpreter, without this package: `python vllm_worker.py JOBS.json OUT.npz`.
 
-JOBS.json is a list, one load of an engine each: {"model", "dtype", "context", "tokens", "ends": [ids], "prompts": [{"ids": [ids], "positions": [positions],
-"whole": bool}]}. A whole prompt gives its distributions in one pass (prompt_logprobs); of another one each position is
-the last of a prefix, with the distribution of the one token that follows. OUT.npz, for prompt I of job J:
-`J/I/values` [positions, vocab] (log-probabilities, f32; absent without positions), `J/I/tokens` (greedy); `version`.
+JOBS.json is a list, one load of an engine each: {"model", "dtype", "context", "tokens", "ends": [ids], "cache_gib",
+"prompts": [{"ids": [ids], "positions": [positions], "whole": bool}]}. A whole prompt gives its distributions in one
+pass (prompt_logprobs); of another one each position is the last of a prefix, with the distribution of the one token
+that follows. OUT.npz, for prompt I of job J: `J/I/values` [positions, vocab] (log-probabilities, f32; absent without
+positions), `J/I/tokens` (greedy); `version`.
 """
 
 import json

