@@ -66,6 +66,13 @@ def config(**changes: Any) -> Callable[[Path], None]:
     return lambda source: edit(source / "config.json", **changes)
 
 
+def written(name: str, content: str) -> Callable[[Path], None]:
+    def change(source: Path) -> None:
+        (source / name).write_text(content)
+
+    return change
+
+
 def added_token(source: Path) -> None:
     path = source / "tokenizer.json"
     entry = {"id": 95, "content": "zz", "special": True}
@@ -94,11 +101,11 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("not Unicode text", "tokenizer_config.json"),
     ),
     "a lone surrogate in a generation config": (
-        lambda source: (source / "generation_config.json").write_text('{"\\ud800": 1}') and None,
+        written("generation_config.json", '{"\\ud800": 1}'),
         ("not Unicode text",),
     ),
     "token ids that are none": (
-        lambda source: (source / "generation_config.json").write_text('{"bos_token_id": "x"}') and None,
+        written("generation_config.json", '{"bos_token_id": "x"}'),
         ("bos_token_id", "an integer"),
     ),
     "an id of 5000 digits": (
@@ -134,7 +141,7 @@ def test_a_card_is_refused_with(tmp_path: Path, old: str, new: str, facts: tuple
 
 
 @pytest.mark.parametrize("constant", [{"theta": "1e+39"}, {"window": "99999999999"}])
-def test_a_card_is_refused_with_a_constant_that_no_file_holds(tmp_path: Path, constant: dict[str, str]) -> None:
+def test_a_card_is_refused_with_a_constant_that_no_file_holds(tmp_path: Path, constant: dict[str, Any]) -> None:
     refused(tiny.card(tmp_path / "source", **constant), tmp_path / "out", next(iter(constant.values()))[:3])
 
 
