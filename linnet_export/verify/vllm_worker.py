@@ -30,7 +30,7 @@ def main(jobs_file: str, out_file: str) -> None:
     os.environ.setdefault(CPU_CACHE, str(max(job["cache_gib"] for job in jobs)))
 
     import numpy as np
-    import vllm  # type: ignore[import-not-found]
+    import vllm
 
     arrays = {"version": np.array(vllm.__version__)}
     for number, job in enumerate(jobs):
