@@ -189,7 +189,14 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, command: str, number: si
     config = {**tiny.CONFIG, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 24}
     source = tiny.checkpoint(tmp_path / "source", config, dtype="F32")
     arguments = [sys.executable, "-m", "linnet_export", command, source, "-o", tmp_path / "out", "--threads", "1"]
-    process = subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def heed() -> None:  # a test run in the background, or under nohup, has them ignored, and its children with it
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed
+    )
     deadline = time.monotonic() + 30
     while not list(tmp_path.rglob(".*partial-*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.001)
